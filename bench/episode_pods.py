@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 
 from bench.processes import Child
-from tinsmith.v1 import episode_pb2, episode_pb2_grpc
+from tinsmith.v1 import episode_pb2, episode_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_local.process import free_port
 from tinsmith_runtime.rpc.auth import ApiKey
 
@@ -33,7 +33,7 @@ class EpisodePods:
         self._folder = folder
         self.key = str(ApiKey.generate())
         self.address = f"127.0.0.1:{free_port()}"
-        self._scheduler_address = f"127.0.0.1:{free_port()}"
+        self.scheduler_address = f"127.0.0.1:{free_port()}"
         self._settings = dict(settings or {})
         self._stack = contextlib.ExitStack()
         self._coordinator: Child | None = None
@@ -43,19 +43,19 @@ class EpisodePods:
         self._stack.enter_context(
             self._child(
                 "scheduler",
-                LISTEN_ADDRESS=self._scheduler_address,
+                LISTEN_ADDRESS=self.scheduler_address,
                 BOOTSTRAP_KEY=self.key,
             )
         )
         self.start_coordinator()
 
     def start_coordinator(self) -> None:
-        """Start the coordinator on what it has left, and wait until it serves."""
+        """Start the coordinator on what it has left, and wait until it serves and is listed."""
         self._coordinator = self._stack.enter_context(
             self._child(
                 "coordinator",
                 LISTEN_ADDRESS=self.address,
-                SCHEDULER_ADDRESS=self._scheduler_address,
+                SCHEDULER_ADDRESS=self.scheduler_address,
                 **self._settings,
             )
         )
@@ -87,18 +87,27 @@ class EpisodePods:
 
     def _wait_served(self, coordinator: Child) -> None:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        request = episode_pb2.ListEpisodesRequest(parent="projects/default")
         metadata = (("authorization", f"Bearer {self.key}"),)
-        with grpc.insecure_channel(self.address) as channel:
-            stub = episode_pb2_grpc.EpisodeServiceStub(channel)
+        serving = episode_pb2.ListEpisodesRequest(parent="projects/default")
+        listed = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default")
+        with (
+            grpc.insecure_channel(self.address) as channel,
+            grpc.insecure_channel(self.scheduler_address) as scheduler_channel,
+        ):
+            episodes = episode_pb2_grpc.EpisodeServiceStub(channel)
+            scheduler = scheduler_pb2_grpc.SchedulerServiceStub(scheduler_channel)
             while True:
                 coordinator.check_alive()
                 try:
-                    stub.ListEpisodes(request, metadata=metadata, timeout=5)
-                    return
+                    episodes.ListEpisodes(serving, metadata=metadata, timeout=5)
+                    known = scheduler.GetCapabilities(listed, metadata=metadata, timeout=5)
+                    if known.coordinator_address:
+                        return
                 except grpc.RpcError:
                     if time.monotonic() > deadline_s:
                         raise
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError("the coordinator is not listed by its scheduler")
                 time.sleep(_POLL_S)
 
 

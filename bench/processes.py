@@ -16,7 +16,7 @@ import psutil
 
 from tinsmith.local_servers import list_servers
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 400.0
 _STOP_TIMEOUT_S = 30.0
 
 
@@ -105,6 +105,27 @@ class Child:
         self.stop()
 
 
+class PipedChild(Child):
+    """A process that answers lines of JSON on its standard input by such lines."""
+
+    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
+        """Return the answer to a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Return the next answer, such as the one that follows the start."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait(timeout=_STOP_TIMEOUT_S)
+            self.check_alive()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
 class Server(Child):
     """The embedded server, `python -m tinsmith_local`, with one base model named `bench`.
 
@@ -113,16 +134,23 @@ class Server(Child):
         model: Directory of the base model.
         num_threads: Threads of one operation.
         flags: Further arguments.
+        module: What is run, with arguments that come before those of the server.
     """
 
     def __init__(
-        self, folder: Path, model: Path, *, num_threads: int, flags: Sequence[str] = ()
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        num_threads: int,
+        flags: Sequence[str] = (),
+        module: Sequence[str] = ("tinsmith_local",),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._state = folder / "state"
         super().__init__(
             [
-                *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),
+                *("-m", *module, "--model", f"bench={model}", "--port", "0"),
                 *("--data-dir", str(folder / "data"), "--num-threads", str(num_threads)),
                 *("--device", "cpu"),
                 *flags,
@@ -147,8 +175,8 @@ class Server(Child):
         return servers[0].address, servers[0].api_key
 
 
-class Bare(Child):
-    """The bare loop, `python -m bench.peft_baseline`.
+class Bare(PipedChild):
+    """The bare loop, `python -m bench.peft_baseline`; a command is a method of `BareLoop` there.
 
     Args:
         folder: Its log goes here.
@@ -167,20 +195,4 @@ class Bare(Child):
 
     def wait_ready(self) -> None:
         """Wait until it is loaded."""
-        self._read()
-
-    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
-        """Run a method of `BareLoop` there and return its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait(timeout=_STOP_TIMEOUT_S)
-            self.check_alive()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self.read()

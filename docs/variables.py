@@ -35,11 +35,16 @@ _CLIENT = {
     "TINSMITH_STATE_DIR": "Where each `tinsmith up` says where it is; `~/.tinsmith` by default.",
     "TINSMITH_CACHE_DIR": "Downloads that can be made again; `~/.cache/tinsmith` by default.",
     "TINSMITH_DEBUG": "1 shows the traces of failures on the command line.",
+    "TINSMITH_TRACE": "Endpoint of an OTLP collector (gRPC) for traces, of pods too; else "
+    "`OTEL_EXPORTER_OTLP_ENDPOINT`. See [traces](traces.md).",
 }
 _DRIVER = {
     "TINSMITH_JOB": "Resource name of the job.",
     "TINSMITH_JOB_UID": "Tells the job from others of its name.",
     "TINSMITH_JOB_METHOD": "`spec.method` and the model, as JSON.",
+    "TINSMITH_JOB_AGENTS": "`spec.roles.agents`, as JSON.",
+    "TINSMITH_AGENT_<NAME>_API_KEY": "Key of an agent, for the driver that trains it.",
+    "TINSMITH_JOB_AGENT": "Name of the agent that a program plays for.",
     "TINSMITH_JOB_DIR": "Folder of the recipe; a temporary one by default.",
     "TINSMITH_TERMINATION_LOG": "Where a process says why it ended; Kubernetes reads it.",
 }

@@ -1,17 +1,20 @@
 """Write what is generated from the sources of the chart, or check that it is fresh.
 
-`k8s/crd` is copied into the chart, where Helm looks for it, and the chart is rendered into
-`k8s/install.yaml`, for people who use kubectl alone.
+`k8s/crd` is copied into the chart, where Helm looks for it. The schema of the values gets the
+settings of the pods. The chart is rendered into `k8s/install.yaml`, for people who use kubectl
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import helm_python
 import yaml
+from helm.settings_schema import with_settings
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm/tinsmith"
@@ -43,6 +46,8 @@ def generated_files(kubernetes: str = _RENDERED_VERSION) -> dict[Path, str]:
         CHART / "crds" / source.name: source.read_text()
         for source in sorted((ROOT / "k8s/crd").glob("*.yaml"))
     }
+    schema = CHART / "values.schema.json"
+    files[schema] = json.dumps(with_settings(json.loads(schema.read_text())), indent=2) + "\n"
     values = yaml.safe_load(VALUES.read_text())
     _lint(values)
     with helm_python.Chart.load(CHART) as chart:

@@ -31,6 +31,10 @@ _ATTACH_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 _LINE_PATTERN = re.compile(r"(?P<pid>\d+) +(?:<\.\.\. )?(?P<call>\w+)(?P<rest>.*)")
 _LOG_PATTERN = re.compile(r"\(\d+<[^>]*/trainer\.db-wal>")
+_SOCKET_PATTERN = re.compile(r"\((?P<socket>\d+<[^>]*>)")
+_STRING_PATTERN = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_KEPT_CHARACTERS = 400
+"""Of what was read: more than a run's name and a request id take as strace writes them."""
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
@@ -82,6 +86,8 @@ class Trace:
     num_syncs: int = 0
     _ids: set[str] = field(default_factory=set)
     _syncing_since: dict[str, int] = field(default_factory=dict)
+    _reading: dict[str, str] = field(default_factory=dict)
+    _ends: dict[str, str] = field(default_factory=dict)
     _arrived_at: int | None = None
     _last_sync: int = -1
     _num_lines: int = 0
@@ -96,13 +102,24 @@ class Trace:
         if call in ("fsync", "fdatasync"):
             self._take_sync(pid, rest)
         elif call in _RECEIVES:
-            for request_id in re.findall(f"{re.escape(self.run)}.{{0,12}}?({_UUID})", rest):
-                if request_id not in self._ids:
-                    self._ids.add(request_id)
-                    self._arrived_at = self._num_lines
+            self._take_read(pid, rest)
         elif call in _SENDS and self._arrived_at is not None and self._names_next(rest):
             self.acks.append(self._last_sync > self._arrived_at)
             self._arrived_at = None
+
+    def _take_read(self, pid: str, rest: str) -> None:
+        """Note the requests that have arrived; a read may end within the id of one."""
+        found = _SOCKET_PATTERN.match(rest)
+        socket = found["socket"] if found is not None else self._reading.pop(pid, "")
+        if "<unfinished" in rest:
+            self._reading[pid] = socket
+            return
+        text = self._ends.get(socket, "") + "".join(_STRING_PATTERN.findall(rest))
+        self._ends[socket] = text[-_KEPT_CHARACTERS:]
+        for request_id in re.findall(f"{re.escape(self.run)}.{{0,12}}?({_UUID})", text):
+            if request_id not in self._ids:
+                self._ids.add(request_id)
+                self._arrived_at = self._num_lines
 
     def _names_next(self, sent: str) -> bool:
         """Whether what is sent names the operation that is to be acknowledged next."""

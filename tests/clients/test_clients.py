@@ -20,8 +20,6 @@ import pytest
 from tinsmith_local.process import ServerProcess
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
-
 MODEL = "tiny"
 _ROOT = Path(__file__).parents[2]
 _BIN = Path(os.environ.get("TINSMITH_CLIENTS_VENV", _ROOT / ".venv-clients")).absolute() / "bin"

@@ -266,7 +266,12 @@ async def test_a_stream_outlives_failed_steps() -> None:
         assert answers[steps[-1][0]].failure.reason == "INSTANCE_NOT_FOUND"
 
 
-async def test_killing_a_worker_in_the_middle_of_steps_fails_its_episodes_alone(rig: Rig) -> None:
+async def test_killing_a_shared_worker_in_the_middle_of_steps_fails_its_episodes_alone() -> None:
+    async with running(max_project_workers=2) as rig:
+        await kill_a_worker_in_the_middle_of_steps(rig)
+
+
+async def kill_a_worker_in_the_middle_of_steps(rig: Rig) -> None:
     names = [(await rig.create()).name for _ in range(6)]
     pids = {}
     for name in names:

@@ -29,7 +29,7 @@ async def test_unreliable_agents_lose_nothing(tmp_path: Path, database_url: str)
         rig.clock.speed = 5
         key = rig.scheduler.new_key("default")
         crowd = AgentCrowd(
-            rig.pod.address, key, Habits(dying=0.33, late=0.03, twice=0.1, lease_s=1), seed=1
+            rig.pod.address, key, Habits(dying=0.33, late=0.03, twice=0.1, lease_s=3), seed=1
         )
         outcome = await crowd.run(num_agents=40, num_episodes=200)
     outcome.check(200)

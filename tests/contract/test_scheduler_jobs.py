@@ -78,7 +78,10 @@ async def test_reports_add_up(rig: Rig) -> None:
     assert after.step_time.ToNanoseconds() >= found.step_time.ToNanoseconds()
     assert after.outcome == Report.OUTCOME_SAVED
     assert (await read(rig, driver)).state == b"where I am"
-    # A driver that starts again goes on: its first report takes the end back.
+    assert not after.replay_diverged
+    assert (await report(rig, driver, replay_diverged=True)).replay_diverged
+    # A driver that starts again goes on: its first report takes the end back, and nothing else.
+    assert (await report(rig, driver, step=2)).replay_diverged
     assert (await report(rig, driver, step=2)).outcome == Report.OUTCOME_UNSPECIFIED
 
 

@@ -34,7 +34,7 @@ from tests.integration.servers import (
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.metrics import PENDING_SAMPLES
-from tinsmith_gateway.tinker import downloads, retrieval, routes, tensor_codec, wire_pb2
+from tinsmith_gateway.tinker import downloads, retrieval, tensor_codec, wire_pb2
 from tinsmith_runtime.errors import ShapeMismatchError
 
 MAX_BODY_BYTES = 2**20
@@ -843,57 +843,3 @@ def _fetched(url: str) -> tuple[int, bytes]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
-
-
-# Limits and age.
-
-
-@pytest.fixture
-def small(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[EmbeddedThread]:
-    """A server that gives little and forgets soon."""
-    monkeypatch.setenv("TINSMITH_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(routes, "_SWEEP_INTERVAL_S", 0.05)
-    settings = {
-        "max_waits_per_key": 1,
-        "max_tokens_per_key": 4,
-        "long_poll_s": 5.0,
-        "sample_retention_s": 0.01,
-    }
-    made = EmbeddedThread(tmp_path / "data", tiny_model, {"gateway": settings})
-    yield made
-    made.stop()
-
-
-def test_a_key_that_asks_for_too_much_is_told_when_to_come_again(small: EmbeddedThread) -> None:
-    deployment = small.start()
-    for client in _connected(deployment, deployment.api_key):
-        handle = client.sampler()
-        target = {"type": "sampling_session", "sampling_session_id": handle}
-        with ThreadPoolExecutor(1) as pool:
-            polling = pool.submit(client.json, "retrieve_futures", target=target, timeout=5)
-            refused = None
-            while refused is None or (refused.status_code == 200 and not polling.done()):
-                refused = client.post("retrieve_futures", target=target, timeout=0)
-            assert refused.status_code == 429
-            assert refused.json()["reason"] == "RATE_LIMITED"
-            assert int(refused.headers["retry-after"]) >= 1
-            assert int(refused.headers["retry-after-ms"]) >= 1
-            # Another key is not affected.
-            other = create_key(deployment, "other")
-            for neighbour in _connected(deployment, other):
-                assert neighbour.post("session_heartbeat", session_id="x").status_code == 410
-            done = client.sample(handle, 0)["request_id"]
-            assert done in polling.result(30)["completions"][0]["request_id"]
-
-
-def test_a_future_that_was_swept_is_gone(small: EmbeddedThread) -> None:
-    deployment = small.start()
-    for client in _connected(deployment, deployment.api_key):
-        future = client.sample(client.sampler(), 0)["request_id"]
-        assert client.retrieve(future).status_code == 200
-        while (answer := client.retrieve(future)).status_code == 200:
-            pass
-        assert answer.status_code == 410
-        assert "not known" in answer.json()["error"]

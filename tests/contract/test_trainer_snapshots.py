@@ -56,7 +56,7 @@ async def test_a_damaged_snapshot_falls_back_to_an_older_one_or_to_replay(
         run = await rig.new_run()
         await train(run, 0, 3)
         wanted = await run.bits("before")
-        assert len(await snapshot_folders(rig, run)) == 2
+        assert len(await snapshot_folders(rig, run)) >= 2
         left_behind = rig.copy_data()
         await rig.restart(data_dir=left_behind)
         folders = await snapshot_folders(rig, run)
@@ -109,14 +109,17 @@ async def test_old_snapshots_are_deleted(tmp_path: Path, engine_host: EngineHost
     ) as rig:
         run = await rig.new_run()
         await train(run, 0, 4)
-        # Snapshots are written and tidied up beside the run.
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                folders = await snapshot_folders(rig, run)
-                found = sorted(folders[0].parent.iterdir()) if folders else []
-                if len(folders) == 2 and found == sorted(folders):
-                    break
-                await asyncio.sleep(0.005)
+        for passed_s, num_left in [(0.0, 3), (2 * 24 * 3600.0, 2)]:
+            # Of the past one is kept: the day is divided into more parts than these few steps.
+            await rig.sweep(passed_s)
+            # Snapshots are written and tidied up beside the run.
+            async with asyncio.timeout(TIMEOUT_S):
+                while True:
+                    folders = await snapshot_folders(rig, run)
+                    found = sorted(folders[0].parent.iterdir()) if folders else []
+                    if len(folders) == num_left and found == sorted(folders):
+                        break
+                    await asyncio.sleep(0.005)
 
 
 async def test_replay_that_gives_other_bits_is_reported(rig: TrainerRig) -> None:

@@ -243,7 +243,15 @@ def gang(num_pods: int, gpus: int, **further: Any) -> Json:
     return {
         "method": {"type": "serve"},
         "model": {"name": "tiny", "source": "file:///models/tiny"},
-        "roles": {"sampler": {"replicas": num_pods, "gpus": gpus, "resources": SMALL}},
+        # The embedded engine samples on one device, and a job that gives it more is refused.
+        "roles": {
+            "sampler": {
+                "replicas": num_pods,
+                "gpus": gpus,
+                "engine": "vllm" if gpus > 1 else "embedded",
+                "resources": SMALL,
+            }
+        },
         **further,
     }
 

@@ -35,7 +35,6 @@ def urgent(resources: TestCluster) -> Iterator[str]:
     resources.api.delete(f"{url}/{_PRIORITY}")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(-(-_NUM_KILLS // _KILLS_OF_A_LIFE)))
 def test_no_kill_leaves_an_orphan_or_makes_a_double(
     resources: TestCluster, namespace: str, tmp_path: Path, urgent: str, seed: int

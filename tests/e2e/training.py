@@ -24,7 +24,7 @@ from tests.e2e.deployment import (
 )
 from tests.fakes.chart_harness import load_values, of_kind, render
 from tests.fakes.postgres import new_server
-from tests.fakes.s3_server import CREDENTIALS, running_s3_server
+from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
@@ -50,6 +50,7 @@ class TrainingDeployment:
         jobs: The jobs of the namespace.
         address: Of the gateway.
         api_key: Of the project of the namespace.
+        store: Where checkpoints go.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class TrainingDeployment:
         *,
         address: str,
         api_key: str,
+        store: S3Server,
     ) -> None:
         self.jobs = jobs
+        self.store = store
         self.address = address
         self.api_key = api_key
 
@@ -91,7 +94,10 @@ class TrainingDeployment:
 
     def final_weights(self, job: str) -> dict[str, bytes]:
         """Return the files of the final checkpoint of a job, read from the object store."""
-        name = self.jobs.status(job)["checkpoint"]["final"]["name"]
+        return self.weights(self.jobs.status(job)["checkpoint"]["final"]["name"])
+
+    def weights(self, name: str) -> dict[str, bytes]:
+        """Return the files of a checkpoint, read from the object store."""
         with tempfile.TemporaryDirectory() as folder, self.client() as client:
             client.checkpoints.download(name, Path(folder) / "checkpoint")
             files = sorted((Path(folder) / "checkpoint").glob("*.safetensors"))
@@ -99,9 +105,9 @@ class TrainingDeployment:
 
 
 @contextlib.contextmanager
-def process_nodes(cluster: TestCluster, name: str) -> Iterator[Kubelet]:
-    """Yield two nodes of two GPUs, `<name>-0` and `-1`, whose pods are processes."""
-    nodes = [FakeNode(name=f"{name}-{i}", gpus=2) for i in range(2)]
+def process_nodes(cluster: TestCluster, name: str, *, gpus: int = 2) -> Iterator[Kubelet]:
+    """Yield two nodes, `<name>-0` and `-1`, of some GPUs each, whose pods are processes."""
+    nodes = [FakeNode(name=f"{name}-{i}", gpus=gpus) for i in range(2)]
     images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
     images["tinsmith/driver"] = _image("tinsmith.driver.main")
     with cluster.kubelet(nodes, images=images) as kubelet:
@@ -125,12 +131,12 @@ def training_deployment(
         users = asyncio.run(make_database_users(database.create_database()))
         urls = {f"{user.role}-database-url": user.url for user in users}
         storage_uri = store.uri(_BUCKET)
-        _create_secret(cluster, namespace, "database", urls)
-        _create_secret(cluster, namespace, "storage", CREDENTIALS)
+        create_secret(cluster, namespace, "database", urls)
+        create_secret(cluster, namespace, "storage", CREDENTIALS)
         certificates = folder / "certificates"
         make_certificates(certificates, namespace=namespace)
         for kind in _PODS:
-            _create_secret(cluster, namespace, f"pods-{kind}", _files(certificates / kind))
+            create_secret(cluster, namespace, f"pods-{kind}", _files(certificates / kind))
         scheduler = scheduler_process(
             folder,
             database_url=urls["scheduler-database-url"],
@@ -172,6 +178,19 @@ def training_deployment(
         )
         checkpoints.environment = dict(CREDENTIALS)
         closing.enter_context(checkpoints)
+        # On the same database as coordinators of jobs, which must not wait for its lock.
+        coordinator = PodProcess(
+            "coordinator",
+            folder / "coordinator.log",
+            {
+                **common,
+                **_certificate(certificates, "coordinator"),
+                "database_url": urls["coordinator-database-url"],
+                "data_dir": folder / "coordinator",
+                "worker_name": "shared",
+            },
+        )
+        closing.enter_context(coordinator)
         gateway_address = str(gateway.settings["listen_address"])
         provide_model(cluster, namespace)
         controller = controller_process(
@@ -188,6 +207,8 @@ def training_deployment(
             storage_secret_name="storage",
             trusted_images="*",
             lease_name="tinsmith-controller",
+            # A machine that is busy with pods must not cost it the lease: it is not started again.
+            lease_ttl_s=30,
             kubeconfig=_service_account(cluster, namespace, "controller"),
         )
         closing.enter_context(controller)
@@ -196,6 +217,7 @@ def training_deployment(
             Jobs(cluster, namespace),
             address=gateway_address,
             api_key=str(key),
+            store=store,
         )
 
 
@@ -225,7 +247,8 @@ def _image(module: str) -> Image:
     return Image(entrypoint=(sys.executable, "-m", module), env=env)
 
 
-def _create_secret(cluster: TestCluster, namespace: str, name: str, values: dict[str, str]) -> None:
+def create_secret(cluster: TestCluster, namespace: str, name: str, values: dict[str, str]) -> None:
+    """Create a Secret."""
     data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     body = {"metadata": {"name": name}, "data": data}
     cluster.api.create(path("v1", "secrets", namespace), body)
@@ -260,12 +283,12 @@ def _service_account(cluster: TestCluster, namespace: str, pod: str) -> Path:
 
 def provide_model(cluster: TestCluster, namespace: str) -> Path:
     """Put the tiny model on a volume that pods find by `pvc://models/tiny`; return its folder."""
-    model = build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
+    model = build_tiny_model(claimed_folder(cluster, namespace, "models") / MODEL)
     (model / "model.safetensors").chmod(0o644)  # pods run as a user of their own
     return model
 
 
-def _claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:
+def claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:
     """Claim a volume, and return the folder of this machine that it is."""
     url = path("v1", "persistentvolumeclaims", namespace)
     spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}

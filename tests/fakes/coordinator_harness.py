@@ -19,6 +19,7 @@ from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc, trajectories_pb2
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
+from tinsmith_coordinator.rollouts.players import Players
 from tinsmith_coordinator.store.database import database_clock
 
 PROJECT = "projects/default"
@@ -47,6 +48,7 @@ class CoordinatorRig:
         self.scheduler = scheduler
         self.config = config
         self.clock = MovedClock()
+        self.players: Players | None = None
         self.mine = bearer(scheduler.new_key("default"))
         self.theirs = bearer(scheduler.new_key("other"))
         self.pod: CoordinatorPod
@@ -55,7 +57,7 @@ class CoordinatorRig:
 
     async def start(self) -> None:
         """Start the pod on what is in its database."""
-        self.pod = CoordinatorPod(self.config, clock=self.clock)
+        self.pod = CoordinatorPod(self.config, clock=self.clock, players=self.players)
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = episode_pb2_grpc.EpisodeServiceStub(self.channel)
@@ -148,9 +150,9 @@ class CoordinatorRig:
 
 @contextlib.asynccontextmanager
 async def running_coordinator(
-    data_dir: Path, *, database_url: str = "", **settings: Any
+    data_dir: Path, *, database_url: str = "", players: Players | None = None, **settings: Any
 ) -> AsyncIterator[CoordinatorRig]:
-    """Run a coordinator beside a scheduler that knows keys."""
+    """Run a coordinator beside a scheduler that knows keys; `players` play its rollouts."""
     scheduler = FakeScheduler()
     await scheduler.server.start()
     config = CoordinatorConfig(
@@ -161,6 +163,7 @@ async def running_coordinator(
         **{"drain_timeout_s": 2.0, "sweep_interval_s": 0.01, **settings},
     )
     rig = CoordinatorRig(scheduler, config)
+    rig.players = players
     try:
         await rig.start()
         try:

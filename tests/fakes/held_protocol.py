@@ -49,7 +49,7 @@ class Protocol:
             await self.hold.wait()
 
         async def stream(call: Call) -> Response:
-            return await begin_stream(call, chunks)
+            return await begin_stream(call, chunks(call))
 
         return [
             Route("/stream", endpoint(services, stream, render, access=ALL), methods=["POST"]),

@@ -12,6 +12,15 @@ TRAINING: dict[str, Any] = {
     "model": MODEL,
     "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}},
 }
+
+
+def _match(second: dict[str, Any]) -> dict[str, Any]:
+    """Return a match of an agent with pods of its own, and another one."""
+    first = {"name": "black", "trainer": {}, "sampler": {}}
+    agents = [first, {"name": "white", **second}]
+    return {"method": {"type": "match"}, "model": MODEL, "roles": {"agents": agents}}
+
+
 REFUSED = [
     pytest.param("x" * 41, TRAINING, "at most 40 ", id="long-name"),
     pytest.param(
@@ -40,6 +49,35 @@ REFUSED = [
     pytest.param(
         "bucket", {**TRAINING, "checkpoint": {"uri": "s3://bucket/path"}},
         "spec.checkpoint.uri needs spec.checkpoint.secretRef", id="no-secret",
+    ),
+    pytest.param(
+        "unreached",
+        {"method": {"type": "rl"}, "poolRef": {"name": "p"}, "roles": {"environment": {}}},
+        "no environment or coordinator", id="environment-of-a-pool",
+    ),
+    pytest.param(
+        "alone",
+        {"method": {"type": "match"}, "model": MODEL, "roles": {"agents": [{"name": "a"}]}},
+        "needs two (spec.)?roles.agents", id="one-agent",
+    ),
+    pytest.param(
+        "half", _match({"trainer": {}}), "or neither", id="agent-without-sampler",
+    ),
+    pytest.param(
+        "unshared", _match({}), "needs (spec.)?roles.trainer", id="nothing-to-share",
+    ),
+    pytest.param(
+        "foreign",
+        {
+            **TRAINING,
+            "roles": {**TRAINING["roles"], "agents": [{"name": "a", "model": MODEL}]},
+        },
+        "model needs a trainer and sampler", id="model-without-trainer",
+    ),
+    pytest.param(
+        "idle",
+        {**TRAINING, "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 2}}},
+        "the embedded engine samples on one device", id="devices-of-a-sampler",
     ),
     pytest.param(
         "source",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import ssl
 import subprocess
@@ -60,6 +61,15 @@ class S3Server:
         )
         with urllib.request.urlopen(request, timeout=10, context=context):
             pass
+
+    def keys(self, bucket: str) -> list[str]:
+        """Return the names of the first thousand objects of a bucket."""
+        request = urllib.request.Request(
+            f"{self.endpoint}/{bucket}?list-type=2",
+            headers={"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/0/us-east-1/s3/"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return re.findall(r"<Key>([^<]+)</Key>", answer.read().decode())
 
     def uri(self, bucket: str, prefix: str = "", **settings: object) -> str:
         """Return a storage URI of this server."""

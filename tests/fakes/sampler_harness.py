@@ -256,13 +256,16 @@ class SamplerRig:
         answer = await self.call("ListLoadedWeights", request)
         return sum(weights.num_active_sequences for weights in answer.weights)
 
-    def session(self, *, project: str = PROJECT, **source: str) -> str:
-        """Open a sampling session of a base model, checkpoint or run, and return its name."""
+    def session(self, *, project: str = PROJECT, trainer_address: str = "", **source: str) -> str:
+        """Open a sampling session of a base model, checkpoint or run, and return its name.
+
+        The fake trainer has the weights unless another address is given.
+        """
         name = f"projects/{project}/samplingSessions/smp-{uuid.uuid4().hex[:8]}"
         self.scheduler.sampling_sessions[name] = scheduler_pb2.SamplingSession(
             name=name,
             base_model=BASE_MODEL,
-            trainer_address=self.trainer.server.address,
+            trainer_address=trainer_address or self.trainer.server.address,
             **source,
         )
         return name

@@ -23,6 +23,7 @@ from tinsmith.v1 import (
     job_pb2,
     job_pb2_grpc,
     models_pb2,
+    run_metrics_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     trainer_control_pb2,
@@ -60,7 +61,8 @@ class FakeTrainer(
     """Adopts and releases runs in memory.
 
     `adopt_errors` are raised first, one for each AdoptRun; while `gate` is cleared, AdoptRun waits.
-    `load_errors` and `load_gate` do the same for LoadCheckpoint.
+    `load_errors` and `load_gate` do the same for LoadCheckpoint, `fork_errors` for ForkRun,
+    `history_errors` for SetHistoryRetention.
     """
 
     def __init__(self) -> None:
@@ -74,6 +76,10 @@ class FakeTrainer(
         self.adapter = models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(rank=4, alpha=8.0))
         self.load_calls: list[trainer_pb2.LoadCheckpointRequest] = []
         self.load_errors: list[TinsmithError] = []
+        self.fork_calls: list[trainer_control_pb2.ForkRunRequest] = []
+        self.fork_errors: list[TinsmithError] = []
+        self.history_calls: list[trainer_control_pb2.SetHistoryRetentionRequest] = []
+        self.history_errors: list[TinsmithError] = []
         self.load_gate = asyncio.Event()
         self.load_gate.set()
         self.adopt_errors: list[TinsmithError] = []
@@ -110,6 +116,22 @@ class FakeTrainer(
             raise AbortedError("a higher epoch holds the run")
         self.adopted[request.run] = request
         return trainer_control_pb2.AdoptRunResponse()
+
+    async def ForkRun(self, request: Any, context: Any) -> trainer_control_pb2.ForkRunResponse:
+        self.fork_calls.append(request)
+        if self.fork_errors:
+            raise self.fork_errors.pop(0)
+        return trainer_control_pb2.ForkRunResponse(
+            rerun_sequence_number=7 if request.reruns_step else 0
+        )
+
+    async def SetHistoryRetention(
+        self, request: Any, context: Any
+    ) -> trainer_control_pb2.SetHistoryRetentionResponse:
+        if self.history_errors:
+            raise self.history_errors.pop(0)
+        self.history_calls.append(request)
+        return trainer_control_pb2.SetHistoryRetentionResponse()
 
     async def ReleaseRun(
         self, request: Any, context: Any
@@ -217,6 +239,7 @@ class Rig:
         self.stub: Any = None
         self.operations: Any = None
         self.jobs: Any = None
+        self.run_metrics: Any = None
 
     async def start(self) -> None:
         self.pod = SchedulerPod(SchedulerConfig(**self.settings), clock=self.clock)
@@ -225,6 +248,7 @@ class Rig:
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.operations = operations_pb2_grpc.OperationsStub(self.channel)
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
+        self.run_metrics = run_metrics_pb2_grpc.RunMetricsServiceStub(self.channel)
 
     async def stop(self) -> None:
         await self.channel.close()

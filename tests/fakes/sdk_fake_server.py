@@ -539,6 +539,12 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._server.count(context, "ListTrainingRuns", request)
         return scheduler_pb2.ListTrainingRunsResponse(training_runs=[self._server.training_run()])
 
+    async def UpdateTrainingRun(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "UpdateTrainingRun", request)
+        run = self._server.training_run()
+        run.history_retention.CopyFrom(request.history_retention)
+        return run
+
     async def DeleteTrainingRun(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "DeleteTrainingRun", request)
         return self._server.training_run()

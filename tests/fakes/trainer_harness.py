@@ -22,6 +22,7 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY, pod
 
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import (
@@ -358,6 +359,7 @@ class TrainerRig:
         epoch: int = 1,
         base_model: str = BASE_MODEL,
         metadata: Metadata = SCHEDULER,
+        history_s: float | None = None,
         **lora: Any,
     ) -> Any:
         """Place a run, as the scheduler does."""
@@ -367,14 +369,37 @@ class TrainerRig:
             epoch=epoch,
             base_model=base_model,
             adapter=models_pb2.AdapterConfig(lora=config),
+            history_retention=None if history_s is None else encode_duration(history_s),
         )
         return await self.stub.AdoptRun(request, metadata=metadata, timeout=TIMEOUT_S)
 
-    async def new_run(self, run_id: str = "r", *, project: str = "p", **lora: Any) -> RunClient:
+    async def new_run(self, run_id: str = "r", *, project: str = "p", **wanted: Any) -> RunClient:
         """Place a run and return a client of its project."""
         name = f"projects/{project}/trainingRuns/{run_id}"
-        await self.adopt(name, **lora)
+        await self.adopt(name, **wanted)
         return RunClient(self, name, self.scheduler.new_key(project))
+
+    async def fork(
+        self,
+        source: RunClient,
+        step: int,
+        run_id: str = "f",
+        *,
+        reruns_step: bool = False,
+        **lora: Any,
+    ) -> RunClient:
+        """Place a run and make it the copy of another one, as the scheduler does."""
+        fork = await self.new_run(run_id, project=source.name.split("/")[1], **lora)
+        request = trainer_control_pb2.ForkRunRequest(
+            run=fork.name,
+            epoch=1,
+            source_run=source.name,
+            source_step=step,
+            reruns_step=reruns_step,
+        )
+        await self.stub.ForkRun(request, metadata=SCHEDULER, timeout=TIMEOUT_S)
+        fork.next_number = (await fork.status()).next_sequence_number
+        return fork
 
     @contextlib.contextmanager
     def engine_held(self) -> Iterator[None]:

@@ -42,6 +42,7 @@ class Fault:
         cut_request_after: Forwards so many bytes to the server, then resets both sides.
         cut_response_after: Forwards so many bytes of the answer, then closes both sides. 0 waits
             until the server begins to answer: it did what was asked and the client is not told.
+        damage_response_at: Flips a bit of this byte of the answer.
         status: HTTP only: answers with this status instead of the server.
         code: HTTP only: error code in the body of that answer, as S3 writes it.
         matches: HTTP only: which requests.
@@ -53,6 +54,7 @@ class Fault:
     delay_s: float = 0.0
     cut_request_after: int | None = None
     cut_response_after: int | None = None
+    damage_response_at: int | None = None
     status: int | None = None
     code: str = "SlowDown"
     matches: Callable[[Request], bool] = field(default=lambda _: True)
@@ -181,7 +183,13 @@ class FaultProxy:
                 return
             with self._connect() as server, self._held(server):
                 back = self._start(
-                    lambda: self._pump(server, client, fault.cut_response_after, is_answer=True)
+                    lambda: self._pump(
+                        server,
+                        client,
+                        fault.cut_response_after,
+                        is_answer=True,
+                        damaged=fault.damage_response_at,
+                    )
                 )
                 self._pump(client, server, fault.cut_request_after, is_answer=False)
                 back.join(self._timeout_s)
@@ -209,11 +217,15 @@ class FaultProxy:
         limit_bytes: int | None,
         *,
         is_answer: bool,
+        damaged: int | None = None,
     ) -> None:
         """Forward until the source ends, or so many bytes went through."""
         num_bytes = 0
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
+                if damaged is not None and num_bytes <= damaged < num_bytes + len(data):
+                    at = damaged - num_bytes
+                    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
                 if limit_bytes is not None and num_bytes + len(data) >= limit_bytes:
                     target.sendall(data[: limit_bytes - num_bytes])
                     if is_answer:

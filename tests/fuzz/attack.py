@@ -64,6 +64,12 @@ class User:
         )
         self.sampler_id = sampling["sampling_session_id"]
 
+    async def begin_again(self, base_model: str) -> None:
+        """Go on in a new session, so that the runs of the one before are not live any more."""
+        ended = self.session_id
+        await self.begin(base_model)
+        await self.call(f"sessions/{ended}/finish", reason={"type": "success"}, detail=None)
+
     async def begin_model(self, base_model: str, number: int) -> None:
         """Create a model."""
         created = await self.call(
@@ -180,12 +186,12 @@ async def attack(
                 )
                 for index, share in enumerate(shares)
             ]
-            number = 1
-            while number < 3 or not all(worker.done() for worker in workers):
-                await neighbour.begin_model(base_model, number)
+            num_rounds = 0
+            while num_rounds < 2 or not all(worker.done() for worker in workers):
+                await neighbour.begin_again(base_model)
                 if await neighbour.train(_STEPS) != calm:
                     tally.fail("the neighbour's training gave other bits beside the attack")
-                number += 1
+                num_rounds += 1
     return tally
 
 

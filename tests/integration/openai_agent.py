@@ -35,23 +35,28 @@ def reward_of(text: str) -> float:
     return sum(ord(character) % 2 == 0 for character in text) / len(text) if text else 0.0
 
 
-def play(url: str, key: str, queue: str, client: str) -> None:
-    for episode_type in itertools.cycle(("train", "eval")):
+def play(url: str, key: str, queue: str, client: str, models: OpenAI) -> None:
+    types = itertools.cycle(("train", "eval"))
+    episode_type = next(types)
+    while True:
         claim = {
             "client_uuid": client,
             "episode_type": episode_type,
             "allow_discard_timeout": 60,
             "queue": queue,
-            "timeout_s": 0.5,
+            "timeout_s": 1.0,
         }
         claimed = post(f"{url}/claim_episode", key, claim)
         if not claimed["success"]:
+            episode_type = next(types)
             continue
-        model = OpenAI(base_url=claimed["openai_base_url"], api_key=claimed["openai_api_key"])
-        with model:
-            answer = model.chat.completions.create(
-                model=claimed["model"], messages=claimed["task"]["messages"], max_tokens=8
-            )
+        # A client of its own would load the certificates of the machine anew, for each episode.
+        model = models.with_options(
+            base_url=claimed["openai_base_url"], api_key=claimed["openai_api_key"]
+        )
+        answer = model.chat.completions.create(
+            model=claimed["model"], messages=claimed["task"]["messages"], max_tokens=8
+        )
         text = answer.choices[0].message.content or ""
         ended = {
             "client_uuid": client,
@@ -67,10 +72,11 @@ def play(url: str, key: str, queue: str, client: str) -> None:
 
 def main() -> None:
     url, key, queue = sys.argv[1:]
+    models = OpenAI(base_url=url, api_key=key)
     threads = [
         threading.Thread(
             target=play,
-            args=(url, key, queue, f"agent-{number}"),
+            args=(url, key, queue, f"agent-{number}", models),
         )
         for number in range(NUM_THREADS)
     ]

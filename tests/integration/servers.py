@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import grpc
 from tests.support.pod_keys import POD_KEY
+from tests.support.wait import TIMEOUT_S
 
 import tinsmith
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -25,7 +26,6 @@ from tinsmith_local.process import free_port
 from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
-TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
 
@@ -61,6 +61,7 @@ class EmbeddedThread:
         data_dir: Kept between starts.
         model_dir: Of the base model.
         overrides: Settings by pod.
+        metrics_address: Of the endpoint of Prometheus; None serves none.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class EmbeddedThread:
         data_dir: Path,
         model_dir: Path,
         overrides: Mapping[str, dict[str, object]] | None = None,
+        *,
+        metrics_address: str | None = None,
     ) -> None:
+        self._metrics_address = metrics_address
         self._data_dir = data_dir
         self._model_dir = model_dir
         self._overrides = dict(overrides or {})
@@ -84,6 +88,7 @@ class EmbeddedThread:
                 data_dir=self._data_dir,
                 models={BASE_MODEL: str(self._model_dir)},
                 port=self._port,
+                metrics_address=self._metrics_address,
                 num_threads=1,
                 overrides=self._overrides,
             )

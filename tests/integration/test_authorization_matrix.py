@@ -21,13 +21,16 @@ from tests.integration.servers import Deployment, EmbeddedThread
 from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.v1 import (
     checkpoint_pb2,
+    coordinator_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
+    usage_pb2,
 )
 from tinsmith_gateway.access.permissions import HTTP_PERMISSIONS
 from tinsmith_runtime.rpc.permissions import KEY_PERMISSIONS, KeyRole, may_call
@@ -35,24 +38,30 @@ from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 
 _MODULES = (
     checkpoint_pb2,
+    coordinator_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
     operations_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
+    usage_pb2,
 )
 _POD_OF = {
     "tinsmith.v1.SchedulerService": "scheduler",
     "tinsmith.v1.JobService": "scheduler",
+    "tinsmith.v1.RunMetricsService": "scheduler",
+    "tinsmith.v1.UsageService": "scheduler",
     "google.longrunning.Operations": "trainer",
     "tinsmith.v1.TrainerService": "trainer",
     "tinsmith.v1.TrainerControlService": "trainer",
     "tinsmith.v1.CheckpointService": "trainer",
     "tinsmith.v1.SamplerService": "sampler",
     "tinsmith.v1.EnvironmentService": "environment",
+    "tinsmith.v1.CoordinatorService": "coordinator",
     "tinsmith.v1.EpisodeService": "coordinator",
 }
 _METHODS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.integration.servers import BASE_MODEL, Deployment, EmbeddedThread, embedded_server
+from tests.support.code_blocks import blocks_of
 
 import tinsmith
 
-README = Path(__file__).resolve().parents[2] / "README.md"
 GREEDY = tinsmith.SamplingParams(max_tokens=8, temperature=0.0)
 DATUM = tinsmith.Datum(
     tinsmith.ModelInput.from_ints([5, 6, 7]),
@@ -24,10 +23,8 @@ DATUM = tinsmith.Datum(
 
 
 def commands() -> list[str]:
-    """Return the blocks of the section on backups: of a stopped server, and of a running one."""
-    text = README.read_text(encoding="utf-8")
-    section = text.partition("## Back up, move, upgrade\n")[2].partition("\n## ")[0]
-    return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    """Return the blocks of the page on backups: of a stopped server, and of a running one."""
+    return [block.code for block in blocks_of("docs/backup.md")]
 
 
 def run_command(text: str, source: Path, target: Path) -> None:

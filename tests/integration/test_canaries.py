@@ -34,6 +34,7 @@ _CANARIES = {
     "run": "canaryrunokapi",
 }
 _NAMES = {"run", "checkpoint"}
+_OWN = re.compile(r'projects/singer/|project="singer"')
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,7 @@ def test_canaries_of_a_tenant_stay_with_the_tenant(
     logs = [line for each in processes.values() for line in each.log.read_text().splitlines()]
     pages = {pod: _metrics(process) for pod, process in processes.items()}
     assert all("tinsmith_" in page for page in pages.values())
+    series = [line for page in pages.values() for line in page.splitlines()]
     rows = list(_rows(folder))
     kept = "".join(row for _, row in rows)
     # The canaries were there to be found: durable ones are in rows of their own tenant.
@@ -135,11 +137,11 @@ def test_canaries_of_a_tenant_stay_with_the_tenant(
     }
     for kind, canary in _CANARIES.items():
         assert canary not in heard
-        lines = [line for line in logs if canary in line]
-        # Names of resources are in the operators' log, beside their own project alone.
+        lines = [line for line in [*logs, *series] if canary in line]
+        # Names of resources are in the operators' log, and runs in their metrics, beside their own
+        # project alone.
         assert not lines or kind in _NAMES, lines
-        assert not [line for line in lines if "projects/singer/" not in line or "listener" in line]
-        assert not [pod for pod, page in pages.items() if canary in page]
+        assert not [line for line in lines if not _OWN.search(line) or "listener" in line]
         assert not [place for place, row in rows if canary in row and "listener" in row]
 
 

@@ -17,7 +17,7 @@ from tests.support.wait import until
 import tinsmith
 from tinsmith_local.process import ServerProcess
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 DATA = Path(__file__).with_name("conversations.jsonl")
 SUPERVISED = (
     "run",
@@ -43,6 +43,19 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
 _PROGRAM = "from tinsmith.cli import main; main()"
 _IN_BACKGROUND = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {_PROGRAM}"
 """As a shell starts what ends in `&`."""
+_BEFORE_IT_COUNTS = f"""
+import signal
+from tinsmith.training.training_run import TrainingRun
+optim_step, calls = TrainingRun.optim_step, []
+def interrupted(run, *arguments):
+    calls.append(optim_step(run, *arguments))
+    if len(calls) == 3:
+        signal.raise_signal(signal.SIGINT)
+    return calls[-1]
+TrainingRun.optim_step = interrupted
+{_PROGRAM}
+"""
+"""Ctrl-C when a step is sent, before the program knows of it."""
 
 
 def start(
@@ -86,11 +99,18 @@ def weights_of(server: ServerProcess, folder: Path) -> dict[str, str]:
         (signal.SIGINT, 130, _PROGRAM),
         (signal.SIGTERM, 130, _PROGRAM),
         (signal.SIGTERM, 130, _IN_BACKGROUND),
+        (None, 130, _BEFORE_IT_COUNTS),
     ],
-    ids=["kill", "ctrl-c", "terminate", "terminate in the background"],
+    ids=[
+        "kill",
+        "ctrl-c",
+        "terminate",
+        "terminate in the background",
+        "ctrl-c before a step counts",
+    ],
 )
 def test_the_same_command_goes_on_with_the_same_bits(
-    server: ServerProcess, tmp_path: Path, how: signal.Signals, code: int, program: str
+    server: ServerProcess, tmp_path: Path, how: signal.Signals | None, code: int, program: str
 ) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
@@ -98,9 +118,10 @@ def test_the_same_command_goes_on_with_the_same_bits(
     finish(start(server, calm, *SUPERVISED))
     process = start(server, disturbed, *SUPERVISED, program=program)
     folder = disturbed / "runs" / "supervised-conversations-1"
-    until(lambda: process.poll() is not None or (folder / "state.json").is_file())
-    assert process.poll() is None, process.communicate()
-    process.send_signal(how)
+    if how is not None:
+        until(lambda: process.poll() is not None or (folder / "state.json").is_file())
+        assert process.poll() is None, process.communicate()
+        process.send_signal(how)
     out, error = finish(process, code)
     assert "Traceback" not in error
     if how is not signal.SIGKILL:

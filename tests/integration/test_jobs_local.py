@@ -19,7 +19,7 @@ import tinsmith
 from tinsmith.jobs.job_calls import JobInfo
 from tinsmith_local.process import ServerProcess
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 STEPS = 12
 DATA = Path(__file__).with_name("conversations.jsonl")
 
@@ -233,6 +233,37 @@ def test_rl_goes_on_with_the_same_bits(server: ServerProcess, client: tinsmith.C
     client.jobs.resume("rl")
     calm = weights_of(client, finished(client, "rl-calm"))
     assert weights_of(client, finished(client, "rl")) == calm
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        ("dpo", {"batch_size": 2}),
+        (
+            "distillation",
+            {"teacher_prompt": "add", "num_prompts": 2, "num_samples": 2, "num_validation": 2},
+        ),
+    ],
+)
+def test_preferences_and_distillation_are_methods_of_jobs(
+    server: ServerProcess,
+    client: tinsmith.Client,
+    tmp_path: Path,
+    kind: str,
+    parameters: dict[str, object],
+) -> None:
+    data = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": str(number), "chosen": "yes", "rejected": "no"} for number in range(3)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    spec = {
+        **supervised(),
+        "method": {"type": kind, "maxSteps": 2, "parameters": {"data": str(data), **parameters}},
+        "roles": {"sampler": {}},
+    }
+    client.jobs.create(kind, spec)
+    job = client.jobs.wait(kind, TIMEOUT_S)
+    assert (job.phase, step_of(job)) == ("Succeeded", 2)
+    assert client.checkpoints.get(job.checkpoint).version == 2
 
 
 def test_a_job_that_begins_from_a_checkpoint(

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.servers import BASE_MODEL, Deployment, pods
 
 import tinsmith
+from tinsmith.rollouts import RolloutConfig
 
 
 def _make_certificates(folder: Path) -> str:
@@ -31,7 +32,9 @@ def deployment(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, certificates: Path
 ) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("tls")
-    with pods(folder, model_dir, with_gateway=True, certificates=certificates) as (found, _):
+    more = ("environment", "coordinator")
+    running = pods(folder, model_dir, with_gateway=True, more=more, certificates=certificates)
+    with running as (found, _):
         yield found
 
 
@@ -57,3 +60,14 @@ def test_a_client_trains_and_samples_through_the_gateway(
         assert drawn.sequences[0].tokens
         fixed = client.create_sampler(checkpoint=saved)
         assert len(fixed.compute_logprobs(tokens).result()) == len(tokens)
+
+
+def test_the_coordinator_plays_over_tls(deployment: Deployment) -> None:
+    with deployment.client() as client:
+        played = client.environments.play(
+            "guessing",
+            sampler=client.create_sampler(base_model=BASE_MODEL),
+            config=RolloutConfig(max_turns=2, max_tokens_per_turn=4),
+            rollouts="server",
+        )
+        assert len(played.groups) == 1

@@ -1,4 +1,4 @@
-"""The loop and the agent of the README run as they stand there."""
+"""The loop of the README, and the agent of its guide, run as they stand there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.servers import Deployment
+from tests.support.code_blocks import PYTHON, blocks_of
 
 from tinsmith.recipes import rl_episodes
 
@@ -37,13 +38,12 @@ def test_the_two_commands_are_shown() -> None:
     assert "make test" in text
 
 
-def test_the_agent_of_the_readme_plays_what_the_recipe_registers(
+def test_the_agent_of_the_guide_plays_what_the_recipe_registers(
     embedded: Deployment, tmp_path: Path
 ) -> None:
-    text = README.read_text(encoding="utf-8")
-    part = text[text.index("## Agents anywhere") : text.index("## Recipes and commands")]
-    [task] = re.findall(r"```json\n(.*?)```", part, re.DOTALL)
-    [agent] = re.findall(r"```py\n(.*?)```", part, re.DOTALL)
+    blocks = list(blocks_of("docs/guides/rl-episodes.md"))
+    [task] = [block.code for block in blocks if block.language == "json"]
+    [agent] = [block.code for block in blocks if block.language == PYTHON]
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(task * 6, encoding="utf-8")
     script = tmp_path / "agent.py"

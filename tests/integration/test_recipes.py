@@ -136,7 +136,12 @@ def test_rl_on_problems_takes_steps_and_scores_held_out_ones(
         summary = rl.main(dataclasses.replace(RL, output_dir=tmp_path), client)
     assert summary.num_validation == RL.num_validation
     assert 0 <= summary.before <= 1
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1]
+    # On policy, and by the same bits.
+    trained = [row for row in rows if row["trained"]]
+    assert all(abs(row["optim/kl_sample_train_v1"]) < 1e-5 for row in trained)
+    assert all(row["optim/entropy"] > 0 for row in trained)
     assert (tmp_path / "reward.png").is_file()
 
 

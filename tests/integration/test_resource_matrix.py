@@ -123,6 +123,21 @@ _ROWS: Mapping[tuple[str, str], Callable[[Resource], Row]] = {
     ("POST", "/is_episode_claimed"): _of_episode("/is_episode_claimed"),
     ("POST", "/end_episode"): _of_episode("/end_episode", workflow_output={"reward": 1.0}),
     ("GET", "/episodes/{episode}"): lambda each: (f"/episodes/{each.episode}", None),
+    ("GET", "/page/api/episodes/{episode}"): lambda each: (
+        f"/page/api/episodes/{each.episode}",
+        None,
+    ),
+    ("GET", "/page/api/jobs/{job}"): lambda each: (f"/page/api/jobs/{each.name}", None),
+    ("GET", "/page/api/matches/{match}"): lambda each: (f"/page/api/matches/{each.name}", None),
+    ("GET", "/page/api/runs/{run}"): lambda each: (f"/page/api/runs/{each.model_id}", None),
+    ("GET", "/page/api/runs/{run}/checkpoints"): lambda each: (
+        f"/page/api/runs/{each.model_id}/checkpoints",
+        None,
+    ),
+    ("GET", "/page/api/runs/{run}/curves"): lambda each: (
+        f"/page/api/runs/{each.model_id}/curves",
+        None,
+    ),
 }
 _ANSWERED_LATER: Mapping[tuple[str, str], Callable[[Resource], Row]] = {
     ("POST", "/api/v1/forward_backward"): _of_model(
@@ -164,6 +179,16 @@ _NO_RESOURCE = {
     ("GET", "/api/v1/training_runs"),
     ("GET", "/get_current_batch_rollout_pool_information"),
     ("GET", "/get_engine_status"),
+    ("GET", "/page/api/capabilities"),
+    ("GET", "/page/api/checkpoints"),
+    ("GET", "/page/api/episodes"),
+    ("GET", "/page/api/events"),
+    ("GET", "/page/api/jobs"),
+    ("GET", "/page/api/matches"),
+    ("GET", "/page/api/me"),
+    ("GET", "/page/api/metrics"),
+    ("GET", "/page/api/runs"),
+    ("GET", "/page/api/samplers"),
     ("GET", "/v1/models"),
     ("POST", "/api/v1/client/config"),
     ("POST", "/api/v1/client/dynamic_config"),

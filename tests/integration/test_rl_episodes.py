@@ -13,6 +13,7 @@ from tests.integration.servers import EmbeddedThread
 import tinsmith
 from tinsmith.recipes import rl_episodes
 from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
+from tinsmith.rollouts.records import read_records
 
 CONFIG = rl_episodes.Config(
     num_steps=3, num_tasks=2, group_size=4, num_validation=3, step_timeout_s=60, save_every=1
@@ -60,7 +61,9 @@ def test_agents_play_and_the_recipe_trains(
     endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint], tmp_path: Path, adapter: str
 ) -> None:
     client, endpoint = endpoint_of
-    config = dataclasses.replace(CONFIG, adapter=adapter, output_dir=tmp_path)
+    config = dataclasses.replace(
+        CONFIG, adapter=adapter, keep_rollouts="jsonl", output_dir=tmp_path
+    )
     with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
         summary = rl_episodes.main(config, client)
     assert not failures
@@ -77,6 +80,11 @@ def test_agents_play_and_the_recipe_trains(
         assert row["staleness"] == 0
         assert row["late"] == row["lost"] == 0
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    kept = list(read_records(tmp_path / "rollouts" / "train-000002.jsonl"))
+    assert sum(record.reward for record in kept) / len(kept) == pytest.approx(rows[2]["reward"])
+    assert {len(record.turns) for record in kept} == {2}
+    assert {version for record in kept for version in record.versions} == {-1, 2}
+    assert len(list(read_records(tmp_path / "rollouts" / "validation-000003.jsonl"))) == 3
 
 
 def test_an_interrupted_loop_goes_on_where_it_saved(

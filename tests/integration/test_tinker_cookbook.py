@@ -28,8 +28,6 @@ import transformers
 
 from tinsmith_local.process import ServerProcess
 
-pytestmark = pytest.mark.timeout(300)
-
 MODEL_NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """Its renderer needs no tokens but those of ChatML, which are all that the tiny model has."""
 
@@ -38,7 +36,7 @@ PROMPT = "Shout."
 """What the teacher is told; it answers in capitals then."""
 
 _PROGRAMS = Path(__file__).parent / "cookbook"
-_PROGRAM_TIMEOUT_S = 120.0
+_PROGRAM_TIMEOUT_S = 240.0
 _REVISION = "0" * 40
 
 

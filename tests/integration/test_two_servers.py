@@ -16,7 +16,7 @@ import tinsmith
 from tinsmith.local_servers import list_servers
 from tinsmith.settings import resolve_settings, state_dir
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Up:

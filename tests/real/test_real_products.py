@@ -35,7 +35,6 @@ def split_for(dtype: torch.dtype, weight: torch.Tensor) -> KSplit:
     return with_small_products(split, factors)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name != "qwen3-8b"])
 def test_no_bit_depends_on_rows_places_or_threads(shape: str, dtype: torch.dtype) -> None:

@@ -129,7 +129,6 @@ def test_it_starts_exact(engine: Engine) -> None:
     assert "threads=" not in engine.info.fingerprint
 
 
-@pytest.mark.timeout(300)
 def test_a_step_has_the_bits_of_each_tenant_alone_at_any_number_of_threads(engine: Engine) -> None:
     asked = requests(engine)
     torch.set_num_threads(1)
@@ -140,7 +139,6 @@ def test_a_step_has_the_bits_of_each_tenant_alone_at_any_number_of_threads(engin
     assert step_bits(engine, asked[::-2]).items() <= alone.items()
 
 
-@pytest.mark.timeout(300)
 def test_a_sample_has_the_bits_that_it_has_alone_at_any_number_of_threads(engine: Engine) -> None:
     published = engine.publish("tenant-0")
     asked = [
@@ -167,7 +165,6 @@ def test_a_sample_has_the_bits_that_it_has_alone_at_any_number_of_threads(engine
         assert sampled(asked) == alone, f"{num_threads} threads"
 
 
-@pytest.mark.timeout(300)
 def test_a_gradient_is_that_of_peft(engine: Engine, case: Case) -> None:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model, set_peft_model_state_dict

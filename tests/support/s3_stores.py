@@ -8,9 +8,9 @@ from typing import Any
 from tests.fakes.s3_server import CREDENTIALS, S3Server
 from tests.faults.proxy import HttpFaultProxy
 
-from tinsmith_runtime import storage
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_runtime.storage.s3.store import S3Store
+from tinsmith_runtime.storage.settings import parse_s3_uri
 
 PART_BYTES = 5 * 2**20
 FOLDER = "projects/p/trainingRuns/r/checkpoints/training/a-1"
@@ -24,9 +24,8 @@ def open_s3(server: S3Server, **settings: Any) -> S3Store:
     """Return a new store; each has a prefix of its own."""
     prefix = settings.pop("prefix", None) or next(prefixes)
     uri = server.uri("bucket", prefix, **{"part_bytes": PART_BYTES, **settings})
-    store = storage.open(uri, environment=CREDENTIALS)
-    assert isinstance(store, S3Store)
-    return store
+    location, parsed = parse_s3_uri(uri, CREDENTIALS)
+    return S3Store(location, parsed, CREDENTIALS)
 
 
 def through(proxy: HttpFaultProxy, server: S3Server, **settings: Any) -> S3Store:

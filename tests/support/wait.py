@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 # Most conditions hold after a few steps of the event loop; longer waits leave the core to others.
 _EAGER_LOOKS = 200
 

@@ -28,7 +28,7 @@ PRIVATE = {
     "tests/contract/test_openai_calls.py": 2,
     "tests/contract/test_sampler_in_flight.py": 3,
     "tests/contract/test_sampler_streaming.py": 3,
-    "tests/contract/test_tinker_wire.py": 7,
+    "tests/contract/test_tinker_wire.py": 6,
     "tests/contract/test_trainer_checkpoint_life.py": 3,
     "tests/contract/test_trainer_cycle.py": 16,
     "tests/contract/test_trainer_given_up_calls.py": 3,
@@ -59,11 +59,11 @@ PRIVATE = {
 # Lines of files that are still longer than the limit, rounded up to the next ten.
 LONG = {
     "tests/contract/test_sampler_bad_input.py": 560,
-    "tests/contract/test_tinker_wire.py": 900,
+    "tests/contract/test_tinker_wire.py": 845,
     "tests/contract/test_trainer_bad_input.py": 780,
     "tests/fakes/sdk_fake_server.py": 710,
     "tests/unit/engine/test_exactness.py": 560,
-    "tests/unit/runtime/ledger_suite.py": 910,
+    "tests/unit/runtime/ledger_suite.py": 740,
 }
 
 

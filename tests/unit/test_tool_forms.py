@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import tokenizers
 
-from tinsmith_engine.sampling.sample_request import OutputFormat
-from tinsmith_gateway.openai.text.tool_calls import (
+from tinsmith.text.tool_forms import ToolRules, structural_tag
+from tinsmith.text.tool_notations import (
     HERMES,
     LLAMA,
     MISTRAL_LIST,
@@ -20,7 +20,7 @@ from tinsmith_gateway.openai.text.tool_calls import (
     ToolFormat,
     detect_format,
 )
-from tinsmith_gateway.openai.text.tool_forms import ToolRules, structural_tag
+from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_sampler.grammars import Grammars
 

@@ -8,10 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "variables.md").read_text()
 SOURCES = [*(ROOT / "clients").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
-# Names in prose: a prefix, and a variable that the chart gives to several pods.
-PREFIXES = {"TINSMITH_", "TINSMITH_S3_"}
+# Names in prose and beginnings of names: what follows is a setting, or an agent.
+PREFIXES = {"TINSMITH_", "TINSMITH_S3_", "TINSMITH_AGENT_"}
 # What others define: the conventions of home folders, of torch, and of WSGI.
 FOREIGN = {
+    "NO_PROXY",
     "XDG_CACHE_HOME",
     "PATH_INFO",
     "RANK",

@@ -23,6 +23,7 @@ from tinsmith import names, tensors
 from tinsmith import types as t
 from tinsmith.rpc import codec
 from tinsmith.rpc.error_codec import encode_status
+from tinsmith.rpc.input_codec import encode_model_input
 from tinsmith.v1 import (
     sampler_pb2,
     tensors_pb2,
@@ -98,9 +99,9 @@ def input_vectors() -> dict[str, Vector]:
     hollow = trajectories_pb2.ModelInput()
     hollow.chunks.add()
     return {
-        "text": Vector(codec.encode_model_input(text), {"tokens": [1, 2, 151_643], "images": []}),
+        "text": Vector(encode_model_input(text), {"tokens": [1, 2, 151_643], "images": []}),
         "text_and_image": Vector(
-            codec.encode_model_input(mixed),
+            encode_model_input(mixed),
             {"tokens": [1, 2, 151_643, 7], "images": [{"position": 3, "format": "png"}]},
         ),
         "no_chunk": Vector(
@@ -223,7 +224,7 @@ def sample_request_vectors() -> dict[str, Vector]:
     def request(params: t.SamplingParams, **fields: Any) -> sampler_pb2.SampleRequest:
         return sampler_pb2.SampleRequest(
             sampling_session=SESSION,
-            prompt=codec.encode_model_input(t.ModelInput.from_ints([1, 2, 3])),
+            prompt=encode_model_input(t.ModelInput.from_ints([1, 2, 3])),
             params=codec.encode_sampling_params(params, seed=2**64 - 1),
             **fields,
         )

@@ -1,160 +1,33 @@
-"""Tinsmith: write the training loop, the server runs the model."""
+"""Tinsmith: write the training loop, the server runs the model.
 
-from tinsmith import driver, types
-from tinsmith.client import Client, ServiceClient
-from tinsmith.environments.client import EnvironmentClient
-from tinsmith.environments.environment_calls import (
-    Environment,
-    EnvironmentInstance,
-    Observation,
-    StepResult,
-)
-from tinsmith.episodes.agent import (
-    EpisodeAgent,
-    HeldEpisode,
-    OpenaiBaseUrlAndApiKey,
-    WorkflowOutput,
-)
-from tinsmith.episodes.client import EpisodeClient
-from tinsmith.episodes.types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
-from tinsmith.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    CancelledError,
-    ClientClosedError,
-    ConfigurationError,
-    DataLossError,
-    DeadlineExceededError,
-    ErrorCode,
-    FailedPreconditionError,
-    FieldViolation,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    OperationTimeoutError,
-    PermissionDeniedError,
-    ResourceExhaustedError,
-    RunUndeliverableError,
-    TinsmithError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnimplementedError,
-    UnknownError,
-)
-from tinsmith.rpc.futures import OperationFuture, ResultFuture
-from tinsmith.sampling.sample_stream import SampleStream
-from tinsmith.sampling.sampler import Sampler
-from tinsmith.settings import RetryPolicy
-from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.training.custom_loss import CustomLoss, numpy_loss
-from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import (
-    AdamParams,
-    ApiKey,
-    Checkpoint,
-    CheckpointExport,
-    CheckpointFile,
-    Datum,
-    DatumOutput,
-    EncodedTextChunk,
-    ForwardBackwardOutput,
-    ImageChunk,
-    LoadWeightsResponse,
-    ModelInfo,
-    ModelInput,
-    NewApiKey,
-    OperationMetadata,
-    OptimStepResponse,
-    PromptAltTokens,
-    SampleChunk,
-    SampledSequence,
-    SampleResponse,
-    SamplingParams,
-    TensorData,
-    TrainingRunInfo,
-)
-from tinsmith.version import __version__
+The names of `tinsmith.public` are loaded at their first use. A program that takes a light module
+alone does not pay for grpc and numpy: the workers of environments import no more than their API.
+"""
 
-# The names of the `tinker` SDK for the same things.
-TrainingClient = TrainingRun
-SamplingClient = Sampler
-APIFuture = ResultFuture
+from __future__ import annotations
 
-__all__ = [
-    "APIFuture",
-    "AbortedError",
-    "AdamParams",
-    "AlreadyExistsError",
-    "ApiKey",
-    "CancelledError",
-    "Checkpoint",
-    "CheckpointExport",
-    "CheckpointFile",
-    "Client",
-    "ClientClosedError",
-    "ConfigurationError",
-    "CustomLoss",
-    "DataLossError",
-    "Datum",
-    "DatumOutput",
-    "DeadlineExceededError",
-    "EncodedTextChunk",
-    "Environment",
-    "EnvironmentClient",
-    "EnvironmentInstance",
-    "Episode",
-    "EpisodeAgent",
-    "EpisodeClient",
-    "EpisodeOutcome",
-    "EpisodeSpec",
-    "ErrorCode",
-    "FailedPreconditionError",
-    "FieldViolation",
-    "ForwardBackwardOutput",
-    "HeldEpisode",
-    "ImageChunk",
-    "InternalError",
-    "InvalidArgumentError",
-    "LoadWeightsResponse",
-    "ModelInfo",
-    "ModelInput",
-    "NewApiKey",
-    "NotFoundError",
-    "Observation",
-    "OpenaiBaseUrlAndApiKey",
-    "OperationFuture",
-    "OperationMetadata",
-    "OperationTimeoutError",
-    "OptimStepResponse",
-    "PermissionDeniedError",
-    "PromptAltTokens",
-    "RecordedTrajectory",
-    "ResourceExhaustedError",
-    "ResultFuture",
-    "RetryPolicy",
-    "RunUndeliverableError",
-    "SampleChunk",
-    "SampleResponse",
-    "SampleStream",
-    "SampledSequence",
-    "Sampler",
-    "SamplingClient",
-    "SamplingParams",
-    "ServiceClient",
-    "StepResult",
-    "TensorData",
-    "TinsmithError",
-    "Tokenizer",
-    "TrainingClient",
-    "TrainingRun",
-    "TrainingRunInfo",
-    "UnauthenticatedError",
-    "UnavailableError",
-    "UnimplementedError",
-    "UnknownError",
-    "WorkflowOutput",
-    "__version__",
-    "driver",
-    "numpy_loss",
-    "types",
-]
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinsmith.public import *  # noqa: F403
+    from tinsmith.public import __all__ as __all__
+    from tinsmith.public import __version__ as __version__
+
+_DUNDERS = ("__all__", "__version__")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name not in _DUNDERS:
+        raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
+    if importlib.util.find_spec(f"tinsmith.{name}") is not None:
+        return importlib.import_module(f"tinsmith.{name}")
+    public = importlib.import_module("tinsmith.public")
+    if name != "__all__" and name not in public.__all__:
+        raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
+    return getattr(public, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -10,17 +10,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tinsmith.account.audit import AuditClient
+from tinsmith.account.sessions import SessionClient
+from tinsmith.account.usage import UsageClient
 from tinsmith.checkpoints.client import CheckpointClient
 from tinsmith.client_forms import ClientForms
-from tinsmith.environments.client import EnvironmentClient
 from tinsmith.episodes.client import EpisodeClient
 from tinsmith.jobs.client import JobClient
 from tinsmith.keys.client import KeyClient
+from tinsmith.matches.client import MatchClient
+from tinsmith.rollouts.client import RolloutClient
+from tinsmith.rollouts.environments import PlayableEnvironments
 from tinsmith.rpc.core import ClientCore
-from tinsmith.settings import RetryPolicy, resolve_settings
+from tinsmith.sampling.opening import open_sampler
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_calls import SamplerSource
+from tinsmith.settings import Origin, RetryPolicy, resolve_settings
+from tinsmith.tracing import switch
 from tinsmith.training.client import TrainingRunListClient
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.version import __version__
+
+_LAST_METRICS_S = 3.0
+"""Time that metrics get to be recorded in when a client is closed."""
 
 
 class Client(ClientForms):
@@ -33,9 +45,14 @@ class Client(ClientForms):
         runs: Training runs of the project.
         checkpoints: Checkpoints of the project.
         keys: API keys of the project.
-        environments: Environments of the server.
+        environments: Environments of the server, and playing them.
         episodes: Episodes for remote agents.
+        rollouts: Groups of episodes that the server plays.
+        matches: Several agents that play and learn side by side.
         jobs: Training jobs.
+        sessions: Sessions of the project's clients.
+        audit: What was done in the project, for its admins.
+        usage: What was used, and budgets.
 
     Example:
         >>> with tinsmith.Client() as client:
@@ -77,6 +94,7 @@ class Client(ClientForms):
             FailedPreconditionError: If the session to resume was finished.
             TinsmithError: If the server cannot be reached or refuses the key.
         """
+        switch.start()
         settings = resolve_settings(
             address=address,
             api_key=api_key,
@@ -91,9 +109,14 @@ class Client(ClientForms):
         self.runs = TrainingRunListClient(self._core)
         self.checkpoints = CheckpointClient(self._core)
         self.keys = KeyClient(self._core)
-        self.environments = EnvironmentClient(self._core)
+        self.environments = PlayableEnvironments(self._core)
         self.episodes = EpisodeClient(self._core)
+        self.rollouts = RolloutClient(self._core)
+        self.matches = MatchClient(self._core)
         self.jobs = JobClient(self._core)
+        self.sessions = SessionClient(self._core)
+        self.audit = AuditClient(self._core)
+        self.usage = UsageClient(self._core)
         self._resumed_runs: list[TrainingRun] = []
         try:
             self._core.background.call(self._core.find_project())
@@ -131,6 +154,10 @@ class Client(ClientForms):
         """
         return await asyncio.to_thread(cls, *args, **kwargs)
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"{type(self).__name__}({self.address!r}, project={self.project!r}{state})"
+
     @property
     def project(self) -> str:
         """Id of the project."""
@@ -140,6 +167,16 @@ class Client(ClientForms):
     def address(self) -> str:
         """Address of the server."""
         return self._core.settings.address
+
+    @property
+    def origin(self) -> Origin:
+        """The server and the project that it is connected to, without the key."""
+        return self._core.origin
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client was closed."""
+        return self._closed
 
     @property
     def session(self) -> str:
@@ -154,6 +191,32 @@ class Client(ClientForms):
     def resumed_runs(self) -> list[TrainingRun]:
         """The runs of a session that was resumed, oldest first; each goes on at its next number."""
         return list(self._resumed_runs)
+
+    def reopen_sampler(self, source: SamplerSource) -> Sampler:
+        """Open a sampler of the same weights as another one, such as that of another process.
+
+        Args:
+            source: What the other one samples from.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            NotFoundError: If the run or the checkpoint was deleted.
+
+        Example:
+            >>> again = client.reopen_sampler(sampler.source)
+        """
+        return self._core.background.call(
+            open_sampler(
+                self._core,
+                base_model=source.base_model,
+                checkpoint=source.checkpoint,
+                run=source.run,
+                min_version=lambda: source.min_version,
+                max_staleness=source.max_staleness,
+            )
+        )
 
     def close(self, outcome: str = "success") -> None:
         """Finish the session and fail what is pending. Repeating it changes nothing.
@@ -199,6 +262,7 @@ class Client(ClientForms):
     async def _close(self, outcome: str) -> None:
         for stream in list(self._core.streams):
             stream.close()
+        await self._core.metric_log.close(_LAST_METRICS_S)
         await self._core.session.close(outcome)
         await self._core.transport.close()
 

@@ -53,6 +53,7 @@ class ClientCalls:
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that trains a low-rank adapter; returns once a trainer holds it.
 
@@ -69,6 +70,9 @@ class ClientCalls:
             user_metadata: Labels of the run.
             run_id: Last part of its name; drawn by the server if empty. An id is used once, even
                 if its run was deleted.
+            history_retention_seconds: How long its past is kept after each operation, to be forked
+                and replayed: 25 h if None, which is the least, and at most 90 days unless the
+                server is set otherwise.
 
         Returns:
             The run.
@@ -96,6 +100,7 @@ class ClientCalls:
             display_name=display_name,
             labels=user_metadata or {},
             run_id=run_id,
+            history_retention_seconds=history_retention_seconds,
         )
 
     @call
@@ -138,6 +143,7 @@ class ClientCalls:
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that trains all weights; returns once a trainer holds it.
 
@@ -160,6 +166,7 @@ class ClientCalls:
             display_name=display_name,
             labels=user_metadata or {},
             run_id=run_id,
+            history_retention_seconds=history_retention_seconds,
         )
 
     @call
@@ -170,6 +177,7 @@ class ClientCalls:
         include_optimizer: bool = True,
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that begins from a checkpoint; returns once it is loaded.
 
@@ -182,6 +190,7 @@ class ClientCalls:
                 `save_state` has.
             display_name: What the run is, for people.
             user_metadata: Labels of the run.
+            history_retention_seconds: As in `create_lora_training_run`.
 
         Returns:
             The run.
@@ -199,6 +208,7 @@ class ClientCalls:
             include_optimizer=include_optimizer,
             display_name=display_name,
             labels=user_metadata or {},
+            history_retention_seconds=history_retention_seconds,
         )
 
     @call

@@ -31,6 +31,7 @@ class ClientForms(ClientCalls):
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that trains a low-rank adapter; returns once a trainer holds it.
 
@@ -47,6 +48,9 @@ class ClientForms(ClientCalls):
             user_metadata: Labels of the run.
             run_id: Last part of its name; drawn by the server if empty. An id is used once, even
                 if its run was deleted.
+            history_retention_seconds: How long its past is kept after each operation, to be forked
+                and replayed: 25 h if None, which is the least, and at most 90 days unless the
+                server is set otherwise.
 
         Returns:
             The run.
@@ -71,6 +75,7 @@ class ClientForms(ClientCalls):
                 display_name=display_name,
                 user_metadata=user_metadata,
                 run_id=run_id,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 
@@ -87,6 +92,7 @@ class ClientForms(ClientCalls):
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Do as `create_lora_training_run`, without blocking."""
         return await self._core.background.acall(
@@ -101,6 +107,7 @@ class ClientForms(ClientCalls):
                 display_name=display_name,
                 user_metadata=user_metadata,
                 run_id=run_id,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 
@@ -155,6 +162,7 @@ class ClientForms(ClientCalls):
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that trains all weights; returns once a trainer holds it.
 
@@ -172,7 +180,11 @@ class ClientForms(ClientCalls):
         """
         return self._core.background.call(
             self._create_full_training_run(
-                base_model, display_name=display_name, user_metadata=user_metadata, run_id=run_id
+                base_model,
+                display_name=display_name,
+                user_metadata=user_metadata,
+                run_id=run_id,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 
@@ -183,11 +195,16 @@ class ClientForms(ClientCalls):
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Do as `create_full_training_run`, without blocking."""
         return await self._core.background.acall(
             self._create_full_training_run(
-                base_model, display_name=display_name, user_metadata=user_metadata, run_id=run_id
+                base_model,
+                display_name=display_name,
+                user_metadata=user_metadata,
+                run_id=run_id,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 
@@ -198,6 +215,7 @@ class ClientForms(ClientCalls):
         include_optimizer: bool = True,
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Create a run that begins from a checkpoint; returns once it is loaded.
 
@@ -210,6 +228,7 @@ class ClientForms(ClientCalls):
                 `save_state` has.
             display_name: What the run is, for people.
             user_metadata: Labels of the run.
+            history_retention_seconds: As in `create_lora_training_run`.
 
         Returns:
             The run.
@@ -227,6 +246,7 @@ class ClientForms(ClientCalls):
                 include_optimizer=include_optimizer,
                 display_name=display_name,
                 user_metadata=user_metadata,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 
@@ -237,6 +257,7 @@ class ClientForms(ClientCalls):
         include_optimizer: bool = True,
         display_name: str = "",
         user_metadata: Mapping[str, str] | None = None,
+        history_retention_seconds: float | None = None,
     ) -> TrainingRun:
         """Do as `create_training_run_from_checkpoint`, without blocking."""
         return await self._core.background.acall(
@@ -245,6 +266,7 @@ class ClientForms(ClientCalls):
                 include_optimizer=include_optimizer,
                 display_name=display_name,
                 user_metadata=user_metadata,
+                history_retention_seconds=history_retention_seconds,
             )
         )
 

@@ -18,19 +18,26 @@ T = TypeVar("T")
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def load_config(kind: type[T], path: Path | None, overrides: Sequence[str]) -> T:
+def load_config(
+    kind: type[T],
+    path: Path | None,
+    overrides: Sequence[str],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
     """Build a configuration.
 
     Args:
         kind: A dataclass; fields that are dataclasses are tables, `outer.inner=value` as a word.
         path: A TOML file.
         overrides: `key=value`, which win over the file.
+        defaults: Values that both win over, in place of those of the dataclass.
 
     Raises:
         ConfigurationError: If a key is unknown, a value is not of its field's type, or a required
             field is missing.
     """
-    values = _read(path) if path else {}
+    values = {**(defaults or {}), **(_read(path) if path else {})}
     for word in overrides:
         key, equals, text = word.partition("=")
         if not equals:

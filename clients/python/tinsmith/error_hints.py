@@ -32,6 +32,8 @@ REMEDIES = MappingProxyType(
         "DOWNLOAD_TOKEN_INVALID": "download again",
         "OPERATION_NOT_FOUND": "send the operation again",
         "OPERATION_EXPIRED": "it was executed; do not send it again",
+        "STEP_NOT_FOUND": "fork at one of the steps that the message names",
+        "STEP_EXPIRED": "fork at one of the steps that the message names",
         "SESSION_NOT_FOUND": "open a new Client",
         "SAMPLING_SESSION_NOT_FOUND": "create a new sampler",
         "ENVIRONMENT_NOT_FOUND": "check the name with Client.environments.list()",
@@ -46,6 +48,15 @@ REMEDIES = MappingProxyType(
         "CLUSTER_REFUSED": "grant the scheduler's service account what the chart grants",
         "LEASE_LOST": "claim another episode; what was played is not counted",
         "EPISODE_ENDED": "claim another episode",
+        "MATCH_NOT_FOUND": "check the name with Client.matches.list()",
+        "MATCH_ENDED": "create another match",
+        "SEAT_TAKEN": "join as another agent, or once the lease of the holder has run out",
+        "OUT_OF_TURN": "watch the match, and go on from where it is",
+        "ROLLOUT_BATCH_NOT_FOUND": "ask for the rollouts again; results are kept for a day",
+        "NO_ROLLOUTS": "mend the environment or the sampler that the message names",
+        "ROLLOUTS_CANCELLED": "ask for the rollouts again",
+        "CHAT_TEMPLATE_REFUSED": "set split_turns or append_only in RolloutConfig, or play what"
+        " the template can render",
         "KEY_NOT_FOUND": "check the name of the key",
         "CHECKPOINT_ALREADY_EXISTS": "choose another name, or delete the old checkpoint first",
         "SESSION_FINISHED": "open a new Client; runs.get(name) continues a run, session= resumes"
@@ -62,6 +73,8 @@ REMEDIES = MappingProxyType(
         "POISON_OPERATION": "change the request before sending it again",
         "QUEUE_FULL": "wait for results before sending more",
         "RATE_LIMITED": "send less at once, or wait as long as the server says",
+        "BUDGET_EXCEEDED": "ask an operator to raise the budget, or wait for its next period; see"
+        " `tinsmith usage budget list`",
         "METHOD_UNKNOWN": "use a client of the server's release",
         "CAPACITY_EXHAUSTED": "delete what you no longer need, or try again later",
         "OUT_OF_MEMORY": "send a smaller batch or shorter sequences",

@@ -63,6 +63,23 @@ def worker_tag(worker: str) -> str:
     return hashlib.sha256(worker.encode()).hexdigest()[:8]
 
 
+def agent_pool(pool: str, agent: str) -> str:
+    """Return the pool of an agent's trainers and samplers within the pool of its job."""
+    return f"{pool}.{agent}"
+
+
+def pools_in_reach(pool: str) -> tuple[str, ...]:
+    """Return the pools whose environments and coordinators a caller may use, the nearest first.
+
+    An agent of a job comes to those of the job, which no agent has of its own. All callers come to
+    the shared ones, whose pool is empty. Trainers and samplers are of the caller's pool alone.
+    """
+    job, _, agent = pool.rpartition(".")
+    # The pool of a job is its name, without dots, and a hash.
+    of_job = (job,) if agent and "." in job else ()
+    return (pool, *of_job, "") if pool else ("",)
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceName:
     """Base of the name classes; a subclass is one pattern, its fields are the ids in order."""
@@ -104,6 +121,15 @@ class KeyName(ResourceName):
     pattern = "projects/{project}/keys/{key}"
     project: str
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetName(ResourceName):
+    """What a project may use of one thing."""
+
+    pattern = "projects/{project}/budgets/{budget}"
+    project: str
+    budget: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +237,39 @@ class InstanceName(ResourceName):
     project: str
     environment: str
     instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class MatchName(ResourceName):
+    """Several agents that play side by side."""
+
+    pattern = "projects/{project}/matches/{match}"
+    project: str
+    match: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatchName(ResourceName):
+    """Groups of episodes that the server plays."""
+
+    pattern = "projects/{project}/rolloutBatches/{rollout_batch}"
+    project: str
+    rollout_batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOperationName(ResourceName):
+    """The playing of a batch; its id is `generate`."""
+
+    pattern = "projects/{project}/rolloutBatches/{rollout_batch}/operations/{operation}"
+    project: str
+    rollout_batch: str
+    operation: str
+
+    @property
+    def batch_name(self) -> RolloutBatchName:
+        """The batch that is played."""
+        return RolloutBatchName(self.project, self.rollout_batch)
 
 
 @dataclass(frozen=True, slots=True)

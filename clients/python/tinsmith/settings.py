@@ -44,6 +44,18 @@ class ClientSettings:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server and the project that a handle is of: what another process needs to reopen it.
+
+    There is no key in it: each process takes its own, as a new client does.
+    """
+
+    address: str
+    project: str
+    ca_file: Path | None = None
+
+
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory where each `tinsmith up` says where it is."""
     return Path(environ.get("TINSMITH_STATE_DIR") or Path.home() / ".tinsmith")

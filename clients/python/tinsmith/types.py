@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tinsmith.errors import InvalidArgumentError
+from tinsmith.images import ImageChunk as ImageChunk
+from tinsmith.images import ImageRules
 
 FloatArray = NDArray[np.float32]
 
@@ -29,15 +31,6 @@ class EncodedTextChunk:
     def length(self) -> int:
         """Number of token ids."""
         return len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageChunk:
-    """An encoded image in a prompt."""
-
-    data: bytes
-    format: str
-    """`png` or `jpeg`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +88,8 @@ class ModelInput:
 
     @property
     def length(self) -> int:
-        """Number of token ids; images are not counted."""
-        return sum(
-            len(chunk.tokens) for chunk in self.chunks if isinstance(chunk, EncodedTextChunk)
-        )
+        """Number of tokens; of images those that they are expected to take."""
+        return sum(chunk.length for chunk in self.chunks)
 
 
 class TensorData(np.ndarray[Any, np.dtype[Any]]):
@@ -236,6 +227,11 @@ class ForwardBackwardOutput:
     metrics: dict[str, float]
     """Named `<name>:<reduction>`; always `loss:sum`."""
 
+    def __repr__(self) -> str:
+        # The log-probabilities of a batch would fill the cell of a notebook.
+        figures = ", ".join(f"{name}={value:.6g}" for name, value in self.metrics.items())
+        return f"ForwardBackwardOutput({figures}; {len(self.outputs)} outputs)"
+
     @property
     def loss(self) -> float:
         """The loss, summed over tokens and datums."""
@@ -331,6 +327,12 @@ class SampledSequence:
     topk_logprobs: list[list[tuple[int, float]]] | None = None
     """For each token the k most probable ones in its place; None unless asked for."""
 
+    def __repr__(self) -> str:
+        num_shown = 8
+        more = f", ... {len(self.tokens)} in all" if len(self.tokens) > num_shown else ""
+        shown = ", ".join(map(str, self.tokens[:num_shown]))
+        return f"SampledSequence([{shown}{more}], stop_reason={self.stop_reason!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class SampleChunk:
@@ -382,6 +384,27 @@ class SampleResponse:
     continues), `full` (another one did, and is busy) or `failover` (another one failed)."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MetricCurve:
+    """One metric of a run over steps, in buckets of steps where there are many.
+
+    Attributes:
+        name: Of the metric.
+        steps: First step of each bucket, int64 [P].
+        means: Mean of its finite values, float64 [P]; NaN without any.
+        minima: The least of them [P].
+        maxima: The greatest of them [P].
+        times: Time of its newest point, seconds since the epoch [P].
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    means: NDArray[np.float64]
+    minima: NDArray[np.float64]
+    maxima: NDArray[np.float64]
+    times: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRunInfo:
     """What the scheduler knows of a run."""
@@ -408,6 +431,13 @@ class TrainingRunInfo:
     """Operations that wait or run, in a list."""
     replay_diverged: bool = False
     """Whether a replay after a failure gave other bits than the first execution, in a list."""
+    source_run: str = ""
+    """The run that it was forked from; empty if it is no fork."""
+    source_step: int = 0
+    """The step that it was forked at."""
+    history_retention_seconds: float = 0.0
+    """How long its past is kept after each operation, to be forked and replayed; 0 of a server that
+    does not say."""
     exactness: str = ""
     """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
 
@@ -489,6 +519,8 @@ class ModelInfo:
     """Whether prompts may hold images."""
     dtype: str = "float32"
     """Of its weights, `float32` or `bfloat16`; adapters are float32 always."""
+    images: ImageRules | None = None
+    """How it turns images into tokens; None if it reads none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ from tinsmith_jobs.naming import (
     NamespacedName,
     job_resource,
     pod_keys_name,
-    pool_id,
     secret_name,
 )
 from tinsmith_jobs.plan.actions import Plan
@@ -366,14 +365,18 @@ class Reconciler:
         if not plan.key_epochs and not item.status.epoch:
             return
         spec = item.spec
-        has_own_pool = spec is not None and not spec.pool and not spec.is_serving
+        owner = self._owner(item, plan.status) if spec is not None else None
+        # A job that uses a pool of the cluster reaches what is shared.
+        is_in_pool = owner is None or bool(spec and spec.pool)
+        names = ["", *(agent.name for agent in spec.agents)] if spec is not None else [""]
+        pools = {name: "" if owner is None or is_in_pool else owner.pool_of(name) for name in names}
         self._election.require()
         try:
             keys = self._scheduler.settle_keys(
                 self._identity(item),
                 plan.key_epochs,
                 generation=generation,
-                pool=pool_id(item.key.name, item.uid) if has_own_pool else "",
+                pools=pools,
             )
         except KeySpentError as error:
             # It was taken meanwhile, as when a node seemed lost: this driver never gets another.
@@ -381,10 +384,9 @@ class Reconciler:
             if driver is not None and driver.epoch == error.epoch:
                 memory.taken_names.add(driver.pod)
             raise RetryLaterError(str(error)) from error
-        if keys and spec is not None:
-            owner = self._owner(item, plan.status)
-            for epoch, api_key in keys.items():
-                self._create(SECRETS, item, make_key_secret(owner, epoch, api_key))
+        if owner is not None:
+            for epoch, api_keys in keys.items():
+                self._create(SECRETS, item, make_key_secret(owner, epoch, api_keys))
         memory.settled_keys = settled
 
     def _delete_key_secrets(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:

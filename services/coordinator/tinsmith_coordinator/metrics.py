@@ -35,9 +35,42 @@ FENCED_CALLS = Counter(
     "Calls of holders whose attempt was over, by reason.",
     ["reason"],
 )
+CREATED_MATCHES = Counter(
+    "tinsmith_coordinator_created_matches_total", "Matches that were created."
+)
+ENDED_MATCHES = Counter(
+    "tinsmith_coordinator_ended_matches_total",
+    "Matches that ended: completed, aborted or cancelled.",
+    ["state"],
+)
+OPENED_BARRIERS = Counter(
+    "tinsmith_coordinator_opened_barriers_total", "Barriers of matches that opened."
+)
+TURNS = Counter("tinsmith_coordinator_turns_total", "Moves in games of matches.")
+EXPIRED_LIMITS = Counter(
+    "tinsmith_coordinator_expired_limits_total",
+    "Time limits of matches that were not kept: of a seat, a barrier or a turn.",
+    ["limit"],
+)
 RECORDED_CALLS = Counter(
     "tinsmith_coordinator_recorded_model_calls_total", "Samples that were recorded."
 )
 RECORDED_BYTES = Counter(
     "tinsmith_coordinator_recorded_bytes_total", "Bytes of recorded model calls."
+)
+ROLLOUT_BATCHES = Counter(
+    "tinsmith_coordinator_rollout_batches_total",
+    "Batches of rollouts: created, completed or failed.",
+    ["event"],
+)
+PLAYING_EPISODES = Gauge(
+    "tinsmith_coordinator_playing_episodes", "Episodes of rollouts that are played."
+)
+PLAYED_EPISODES = Counter(
+    "tinsmith_coordinator_played_episodes_total",
+    "Plays of rollouts that ended: finished, or the reason of the failure.",
+    ["outcome"],
+)
+ROLLOUT_TOKENS = Counter(
+    "tinsmith_coordinator_rollout_sampled_tokens_total", "Tokens that rollouts sampled."
 )

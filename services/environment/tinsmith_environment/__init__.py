@@ -1,7 +1,7 @@
 """The environment pod: tasks that a model plays, run in worker processes.
 
-This module exports what the author of an environment needs and nothing heavier: worker processes
-import it, and each of them should start fast.
+This module exports what the author of an environment needs and nothing of the pod: worker processes
+import it.
 """
 
 from tinsmith_environment import sandbox
@@ -15,6 +15,8 @@ from tinsmith_environment.environment import (
     Message,
     Observation,
     StepResult,
+    Tool,
+    ToolCall,
 )
 from tinsmith_environment.sandbox import SandboxLimits, SandboxResult, SandboxUnavailableError
 
@@ -31,5 +33,7 @@ __all__ = [
     "SandboxResult",
     "SandboxUnavailableError",
     "StepResult",
+    "Tool",
+    "ToolCall",
     "sandbox",
 ]

@@ -18,18 +18,24 @@ class EnvironmentConfig(WorkerConfig):
     """Settings of one environment pod."""
 
     num_workers: int = 0
-    """Processes that run environments; 0 takes one for each core."""
+    """Processes that are ready for environments at any time; 0 takes one for each core."""
     max_instances: int = 1024
     """Live episodes over all projects."""
     max_project_instances: int = 512
     """Live episodes of one project."""
+    max_starting_instances: int = 64
+    """Episodes of all projects that are being started, beside those that are played."""
+    max_project_starting_instances: int = 32
+    """Episodes of one project that are being started."""
+    client_grace_s: float = 30.0
+    """Removes the instances of a client that has had no stream of steps for this long."""
     instance_ttl_s: float = 3600.0
     """Removes an instance that is not used for this long."""
     step_timeout_s: float = 60.0
     """Longest time of one `reset` or `step`; its worker is then stopped."""
     worker_start_timeout_s: float = 60.0
     """Longest time that a worker process takes to start."""
-    max_stream_steps: int = 256
+    max_stream_steps: int = 1024
     """Steps of one stream that run at once; the stream is read no faster."""
     environments: str = ""
     """Further environments, `name=module:Class`, separated by commas."""
@@ -39,8 +45,12 @@ class EnvironmentConfig(WorkerConfig):
     """JSONL file in GSM8K's layout that `math` takes its problems from; arithmetic without it."""
     show_worker_output: bool = False
     """Whether what environments print goes to standard error; it may hold prompts."""
-    max_workers: int = 64
-    """Most worker processes; each serves one project only, and has at most num_workers of them."""
+    max_workers: int = 512
+    """Most worker processes. Each serves one project; with enough of them, one episode each."""
+    max_project_workers: int = 256
+    """Most worker processes of one project; then its episodes share them."""
+    worker_idle_s: float = 60.0
+    """Ends a worker process that was not used for this long, above num_workers of them."""
     worker_uid_base: int = 0
     """First of the users that workers run as, one each; 0 leaves them the pod's. Needs a pod that
     may change its user."""
@@ -58,8 +68,8 @@ class EnvironmentConfig(WorkerConfig):
     """Processor time of each process of a worker; 0 sets no limit."""
     max_worker_output_bytes: int = 2**20
     """Of what one worker prints, if it is shown; the rest is dropped."""
-    max_worker_reply_bytes: int = 64 * 2**20
-    """Of one answer of a worker, with its images."""
+    max_worker_reply_bytes: int = 32 * 2**20
+    """Of one answer of a worker, with its images; half of what a message may be."""
     worker_name: str = "environment-0"
 
     def __post_init__(self) -> None:
@@ -69,11 +79,16 @@ class EnvironmentConfig(WorkerConfig):
             self,
             "max_instances",
             "max_project_instances",
+            "max_starting_instances",
+            "max_project_starting_instances",
+            "client_grace_s",
             "instance_ttl_s",
             "step_timeout_s",
             "worker_start_timeout_s",
             "max_stream_steps",
             "max_workers",
+            "max_project_workers",
+            "worker_idle_s",
             "max_worker_processes",
             "max_worker_output_bytes",
             "max_worker_reply_bytes",
@@ -90,6 +105,11 @@ class EnvironmentConfig(WorkerConfig):
         if self.worker_uid_base and os.geteuid() != 0:
             raise ConfigError("worker_uid_base needs a pod that runs as root")
         self.further_variables()
+        if self.max_worker_reply_bytes > self.max_message_bytes // 2:
+            raise ConfigError(
+                f"max_worker_reply_bytes must be at most {self.max_message_bytes // 2}, or an "
+                "answer does not fit into a message of max_message_bytes"
+            )
         if self.math_problems_path is not None and not self.math_problems_path.is_file():
             raise ConfigError(f"math_problems_path {self.math_problems_path} is not a file")
         self.class_paths()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Summary
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -19,6 +19,16 @@ RESET_SECONDS = Histogram(
     buckets=_BUCKETS,
 )
 ACTIVE_INSTANCES = Gauge("tinsmith_environment_active_instances", "Episodes that are played.")
+EPISODES = Counter(
+    "tinsmith_environment_episodes_total",
+    "Episodes that ended: finished, failed, abandoned.",
+    ["environment", "outcome"],
+)
+EPISODE_REWARD = Summary(
+    "tinsmith_environment_episode_reward",
+    "Sum of the rewards of an episode that was played to its end.",
+    ["environment"],
+)
 FAILURES = Counter(
     "tinsmith_environment_failures_total",
     "Episodes that were lost, by cause: raised, timeout, crashed.",
@@ -29,4 +39,9 @@ EXPIRED_INSTANCES = Counter(
 )
 WORKER_RESTARTS = Counter(
     "tinsmith_environment_worker_restarts_total", "Worker processes replaced.", ["cause"]
+)
+WORKER_START_SECONDS = Histogram(
+    "tinsmith_environment_worker_start_duration_seconds",
+    "Time from the wish for a worker process until it takes calls.",
+    buckets=_BUCKETS,
 )

@@ -13,7 +13,7 @@ from tinsmith.v1 import environment_pb2_grpc, scheduler_pb2
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.instances.instance import InstanceLimits
 from tinsmith_environment.instances.instances import InstanceRegistry
-from tinsmith_environment.registry import EnvironmentRegistry, load_specs
+from tinsmith_environment.registry import EnvironmentRegistry, load_specs, modules_of
 from tinsmith_environment.rpc import codec
 from tinsmith_environment.rpc.servicer import EnvironmentServicer
 from tinsmith_environment.workers.confinement import ProcessLimits
@@ -50,6 +50,9 @@ class EnvironmentPod(WorkerPod):
             python_path=config.python_path,
             show_output=config.show_worker_output,
             max_workers=config.max_workers,
+            max_project_workers=config.max_project_workers,
+            idle_s=config.worker_idle_s,
+            modules=modules_of(config),
             max_output_bytes=config.max_worker_output_bytes,
             max_reply_bytes=config.max_worker_reply_bytes,
             limits=ProcessLimits(
@@ -69,6 +72,9 @@ class EnvironmentPod(WorkerPod):
             InstanceLimits(
                 max_instances=config.max_instances,
                 max_project_instances=config.max_project_instances,
+                max_starting=config.max_starting_instances,
+                max_project_starting=config.max_project_starting_instances,
+                client_grace_s=config.client_grace_s,
                 ttl_s=config.instance_ttl_s,
             ),
             tag=worker_tag(f"workers/{config.worker_name}"),
@@ -107,7 +113,10 @@ class EnvironmentPod(WorkerPod):
         await self._pool.stop()
 
     async def _sweep(self) -> None:
-        interval_s = min(self._config.instance_ttl_s / 4, _MAX_SWEEP_INTERVAL_S)
+        config = self._config
+        interval_s = min(
+            config.instance_ttl_s / 4, config.client_grace_s / 4, _MAX_SWEEP_INTERVAL_S
+        )
         while True:
             await asyncio.sleep(interval_s)
             try:

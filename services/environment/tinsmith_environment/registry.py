@@ -24,6 +24,8 @@ _BUILTIN = {
     "math": "tinsmith_environment.builtin.math:MathEnvironment",
     "guessing": "tinsmith_environment.builtin.guessing:GuessingEnvironment",
 }
+_ADAPTERS = {"gymnasium": "tinsmith.environments.adapters.gymnasium:GymnasiumEnvironment"}
+"""The class that plays an id of a library: `gymnasium:CartPole-v1`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +88,19 @@ def environment_not_found(name: str) -> EnvironmentNotFoundError:
     return EnvironmentNotFoundError(f"environment {name} does not exist", environment=name)
 
 
+def modules_of(config: EnvironmentConfig) -> list[str]:
+    """Return the modules of all environments, built-in and configured ones."""
+    paths = {**_BUILTIN, **config.class_paths()}.values()
+    return sorted({_adapted(path)[0].partition(":")[0] for path in paths})
+
+
+def _adapted(class_path: str) -> tuple[str, dict[str, JsonValue]]:
+    """Return the class that plays an environment of another library, and its arguments."""
+    module, _, name = class_path.partition(":")
+    adapter = _ADAPTERS.get(module)
+    return (adapter, {"env": name}) if adapter else (class_path, {})
+
+
 async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[EnvironmentSpec]:
     """Return the built-in and the configured environments, as their classes describe themselves.
 
@@ -93,8 +108,8 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
         ConfigError: If a class cannot be imported, or is no environment.
     """
     specs = []
-    for name, class_path in {**_BUILTIN, **config.class_paths()}.items():
-        settings: dict[str, JsonValue] = {}
+    for name, path in {**_BUILTIN, **config.class_paths()}.items():
+        class_path, settings = _adapted(path)
         if class_path == _BUILTIN["math"] and config.math_problems_path is not None:
             settings["problems_path"] = str(config.math_problems_path.resolve())
         try:
@@ -105,7 +120,7 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
             EnvironmentSpec(
                 name=name,
                 class_path=class_path,
-                description=description,
+                description=f"{path}: {description}" if class_path != path else description,
                 default_config=default_config,
                 settings=settings,
             )

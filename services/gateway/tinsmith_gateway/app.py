@@ -3,6 +3,7 @@
 /api/v1/...                        the wire of the `tinker` SDK
 /v1/models, /v1/chat/...           OpenAI
 /claim_episode, /end_episode, ...  episodes, as AgentJet's clients spell them
+/, /page/...                       the page for people
 /health, /healthz                  whether the process serves
 """
 
@@ -17,8 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tinsmith_gateway import episodes, openai
+from tinsmith_gateway import episodes, openai, page
+from tinsmith_gateway.openai.answered_by import CHOICE_HEADER, SAMPLER_HEADER
 from tinsmith_gateway.services import Services
+from tinsmith_gateway.serving.http_spans import HttpSpans
 from tinsmith_gateway.tinker import TinkerWire
 
 
@@ -33,9 +36,10 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     routes += tinker.routes()
     routes += openai.routes(services)
     routes += episodes.routes(services)
+    routes += page.routes(services)
     app = Starlette(
         routes=routes,
-        middleware=_cors(services.config.origins()),
+        middleware=[Middleware(HttpSpans), *_cors(services.config.origins())],
         exception_handlers={404: _not_found, 405: _wrong_method},
     )
     # A redirect would lead wherever the Host header of a request says.
@@ -52,7 +56,13 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+        expose_headers=[
+            "x-request-id",
+            "retry-after",
+            "retry-after-ms",
+            SAMPLER_HEADER,
+            CHOICE_HEADER,
+        ],
     )
     return [cors]
 

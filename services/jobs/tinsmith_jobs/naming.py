@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from tinsmith.names import agent_pool
 from tinsmith_jobs.spec import DRIVER, SAMPLER
 
 GROUP = "tinsmith.dev"
@@ -81,9 +82,18 @@ def is_key_secret(name: str) -> bool:
     return _KEY_SECRET.search(name) is not None
 
 
-def pool_id(workload: str, uid: str) -> str:
-    """Return the name of a job's pool at the scheduler; a job made anew has another."""
-    return f"{workload}.{_digest(uid)}"
+def pool_id(workload: str, uid: str, agent: str = "") -> str:
+    """Return the name of a job's pool at the scheduler, or of an agent's within it.
+
+    A job made anew has another.
+    """
+    pool = f"{workload}.{_digest(uid)}"
+    return agent_pool(pool, agent) if agent else pool
+
+
+def key_entry(agent: str = "") -> str:
+    """Return which entry of a secret with keys of a job is that of an agent, or of the job."""
+    return f"agent-{agent}" if agent else "api-key"
 
 
 def worker_id(workload: str, uid: str, role: str, index: int) -> str:

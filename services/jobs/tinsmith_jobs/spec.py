@@ -21,6 +21,10 @@ ENVIRONMENT = "environment"
 COORDINATOR = "coordinator"
 DRIVER = "driver"
 WORKER = "worker"
+AGENT_PREFIX = "agent/"
+"""Begins the names of the roles that belong to an agent, `agent/red/trainer`."""
+FULL = "full"
+"""The adapter of runs that train all weights."""
 
 
 class Method(enum.Enum):
@@ -29,6 +33,10 @@ class Method(enum.Enum):
     SUPERVISED = "supervised"
     RL = "rl"
     RL_EPISODES = "rl_episodes"
+    SELF_PLAY = "self_play"
+    MATCH = "match"
+    DPO = "dpo"
+    DISTILLATION = "distillation"
     CUSTOM = "custom"
     SERVE = "serve"
 
@@ -96,6 +104,12 @@ class Role:
         """Whether the controller chooses the nodes of its pods."""
         return self.gpus > 0 or self.kind in (TRAINER, SAMPLER)
 
+    @property
+    def agent(self) -> str:
+        """The agent that it belongs to; empty for roles of the whole job."""
+        _, _, rest = self.name.partition(AGENT_PREFIX)
+        return rest.partition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -111,6 +125,32 @@ class Model:
     hub_token_secret: str = ""
     cache_claim: str = ""
     dtype: str = AUTO_DTYPE
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is trained of a model: a LoRA of a rank, or all weights."""
+
+    type: str = "lora"
+    rank: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One policy of several in a job.
+
+    Attributes:
+        name: Names it within the job.
+        model: Its base model; None for that of the job.
+        adapter: What is trained of it.
+        has_own_pods: Whether it has trainers or samplers of its own. One without shares those of
+            the job.
+    """
+
+    name: str
+    model: Model | None = None
+    adapter: Adapter = Adapter()
+    has_own_pods: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +230,10 @@ class JobSpec:
     model: Model | None = None
     pool: str = ""
     """Name of the TrainerPool that it trains in; empty if it has pods of its own."""
-    adapter_type: str = "lora"
-    rank: int = 32
+    adapter: Adapter = Adapter()
     serve_checkpoint: str = ""
     roles: tuple[Role, ...] = ()
+    agents: tuple[Agent, ...] = ()
     data: Data = Data()
     scheduling: Scheduling = Scheduling()
     checkpoint: Checkpointing = Checkpointing()
@@ -210,6 +250,25 @@ class JobSpec:
     def role(self, name: str) -> Role | None:
         """Return a role by its name."""
         return next((role for role in self.roles if role.name == name), None)
+
+    def agent(self, name: str) -> Agent | None:
+        """Return an agent by its name."""
+        return next((agent for agent in self.agents if agent.name == name), None)
+
+    def model_of(self, role: Role) -> Model | None:
+        """Return the base model that the pods of a role load; None where a pool has it."""
+        agent = self.agent(role.agent)
+        return self.model if agent is None else agent.model or self.model
+
+    def adapter_of(self, role: Role) -> Adapter:
+        """Return what the trainers of a role train."""
+        agent = self.agent(role.agent)
+        return self.adapter if agent is None else agent.adapter
+
+    def is_group(self, role: Role) -> bool:
+        """Whether the pods of a role are ranks of one process group."""
+        is_full = self.adapter_of(role).type == FULL
+        return role.kind == TRAINER and is_full and role.replicas > 1
 
     @property
     def is_serving(self) -> bool:
@@ -228,6 +287,21 @@ class PoolSpec:
     def role(self, name: str) -> Role | None:
         """Return a role by its name."""
         return next((role for role in self.roles if role.name == name), None)
+
+    def model_of(self, role: Role) -> Model:
+        """Return the base model that the pods of a role load: all of a pool load one."""
+        del role
+        return self.model
+
+    def adapter_of(self, role: Role) -> Adapter:
+        """Return what its trainers train: adapters, for all runs that land on them."""
+        del role
+        return Adapter()
+
+    def is_group(self, role: Role) -> bool:
+        """Whether the pods of a role are ranks of one process group: never in a pool."""
+        del role
+        return False
 
 
 def requested(role: Role, defaults: Mapping[str, Mapping[str, str]]) -> Resources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
 from tinsmith.settings import state_dir
+from tinsmith_environment.class_names import named_classes
 from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
 from tinsmith_local.embedded import (
@@ -24,6 +26,7 @@ from tinsmith_local.embedded import (
     describe_server,
     make_data_dir,
 )
+from tinsmith_local.made_models import MADE_MODELS, TINY, make_model
 from tinsmith_local.overrides import read_overrides
 from tinsmith_local.random_model import SHAPES, build_random_model
 from tinsmith_local.tiny_model import build_tiny_model
@@ -33,7 +36,6 @@ from tinsmith_runtime.observability.logs import configure_logging
 from tinsmith_runtime.pod.main import freeze_started
 from tinsmith_runtime.rpc.server import wait_for_signal
 
-TINY = "tiny"
 _EXACT = {AUTO: None, "true": True, "false": False}
 
 models = typer.Typer(help="Make models.", no_args_is_help=True)
@@ -45,7 +47,10 @@ _console = Console(stderr=False)
 def up(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Base model: a directory, a hub id, or NAME=either. Default: tiny."),
+        typer.Option(
+            help="Base model: a directory, a hub id, or NAME=either. Made on the spot: "
+            f"{', '.join(MADE_MODELS)}. Default: tiny."
+        ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 picks a free one.")] = DEFAULT_PORT,
@@ -73,6 +78,13 @@ def up(
     math_problems_path: Annotated[
         Path | None, typer.Option(help="GSM8K-layout JSONL file of the math environment.")
     ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Environment of your own: module:Class, NAME=module:Class or gymnasium:ID; "
+            "modules are found from this folder."
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with settings of pods: tables scheduler, trainer, ..."),
@@ -96,13 +108,37 @@ def up(
             compiled=compiled or None,
             metrics_address=metrics_address,
             math_problems_path=math_problems_path,
-            overrides=read_overrides(config) if config is not None else {},
+            overrides=with_environments(
+                read_overrides(config) if config is not None else {}, environment or []
+            ),
         )
         asyncio.run(_serve(embedded))
     except (ConfigError, TinsmithError, OSError) as error:
         # One line, whatever libraries put into theirs: logs and scripts search for it.
         print(f"error: {' '.join(sentence_of(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from error
+
+
+def with_environments(
+    overrides: Mapping[str, dict[str, object]], words: Sequence[str]
+) -> dict[str, dict[str, object]]:
+    """Return the settings of pods with environments that a command line names.
+
+    Args:
+        overrides: Settings of a file.
+        words: See `named_classes`.
+
+    Raises:
+        ConfigError: If a word is none, or the file names another one so.
+    """
+    if not words:
+        return dict(overrides)
+    table = dict(overrides.get("environment", {}))
+    earlier = [each.strip() for each in str(table.get("environments", "")).split(",")]
+    named = named_classes([*filter(None, earlier), *words])
+    table["environments"] = ",".join(f"{name}={path}" for name, path in named.items())
+    table["python_path"] = ":".join(filter(None, [str(table.get("python_path", "")), os.getcwd()]))
+    return {**overrides, "environment": table}
 
 
 @models.command("build-tiny")
@@ -178,12 +214,12 @@ def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:
         ConfigError: If two have one name.
     """
     if not entries:
-        return {TINY: str(build_tiny_model(data_dir / "models" / TINY))}
+        return {TINY: str(make_model(TINY, data_dir))}
     named: dict[str, str] = {}
     for entry in entries:
         name, source = _pair(entry) if "=" in entry else (_name_of(entry), entry)
-        if source == TINY:
-            source = str(build_tiny_model(data_dir / "models" / TINY))
+        if source in MADE_MODELS:
+            source = str(make_model(source, data_dir))
         if name in named:
             raise ConfigError(f"two base models are named {name!r}; use NAME=SOURCE")
         named[name] = source

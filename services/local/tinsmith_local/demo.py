@@ -25,7 +25,8 @@ from rich.table import Table
 
 import tinsmith
 from tinsmith.recipes import rl, supervised
-from tinsmith.recipes.experiment.run_log import METRICS, plot_curve, read_metrics
+from tinsmith.recipes.experiment.curves import plot_curve
+from tinsmith.recipes.experiment.run_log import METRICS, read_metrics
 from tinsmith.recipes.tasks.arithmetic import MathFormatError, read_jsonl
 from tinsmith_local.export_model import export_model
 from tinsmith_local.process import ServerProcess

@@ -21,6 +21,7 @@ from typing import Any
 
 from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith.tracing import switch
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.base.hardware import placement_of
@@ -115,6 +116,7 @@ class EmbeddedServer:
             ConfigError: If a setting is wrong, a port taken, or the data folder in use.
             ModelNotFoundError: If a base model cannot be loaded.
         """
+        switch.start()
         config = self._config
         make_data_dir(config.data_dir)
         self.api_key = _api_key(config.data_dir)

@@ -21,6 +21,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -119,39 +120,62 @@ def build_tiny_model(directory: Path | str, config: TinyModelConfig | None = Non
     config = config or TinyModelConfig()
     directory = Path(directory).absolute()
     texts = load_phrases()
-    recipe_digest = _digest_recipe(config, texts)
-    if is_complete(directory, recipe_digest):
+    digest = _digest_recipe(config, texts)
+    if is_complete(directory, digest):
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
     try:
         _write_files(scratch, config)
-        names = sorted(path.name for path in scratch.iterdir())
-        files = {name: _digest_file(scratch / name) for name in names}
-        marker = {"recipe": recipe_digest, "files": files}
-        (directory / MARKER_NAME).unlink(missing_ok=True)
-        for name in names:
-            (scratch / name).replace(directory / name)
-        (scratch / MARKER_NAME).write_text(_to_json(marker), encoding="utf-8")
-        (scratch / MARKER_NAME).replace(directory / MARKER_NAME)
+        finish_directory(scratch, directory, digest)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return directory
 
 
-def is_complete(directory: Path, recipe_digest: str) -> bool:
+def finish_directory(scratch: Path, directory: Path, digest: str) -> None:
+    """Move the files of a model into place, marker last."""
+    names = sorted(path.name for path in scratch.iterdir())
+    files = {name: _digest_file(scratch / name) for name in names}
+    marker = {"recipe": digest, "files": files}
+    (directory / MARKER_NAME).unlink(missing_ok=True)
+    for name in names:
+        (scratch / name).replace(directory / name)
+    (scratch / MARKER_NAME).write_text(_to_json(marker), encoding="utf-8")
+    (scratch / MARKER_NAME).replace(directory / MARKER_NAME)
+
+
+def is_complete(directory: Path, digest: str) -> bool:
     """Say whether a directory holds every file of this recipe, with the content then written."""
     try:
         marker = json.loads((directory / MARKER_NAME).read_text(encoding="utf-8"))
-        return bool(marker["recipe"] == recipe_digest) and all(
-            _digest_file(directory / name) == digest for name, digest in marker["files"].items()
+        return bool(marker["recipe"] == digest) and all(
+            _digest_file(directory / name) == found for name, found in marker["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """What a tokenizer has beside single letters.
+
+    Attributes:
+        special_tokens: In this order they are its first tokens.
+        chat_template: How it writes conversations.
+        words: Texts that become few tokens.
+        num_merges: How many pairs are joined.
+    """
+
+    special_tokens: tuple[str, ...] = SPECIAL_TOKENS
+    chat_template: str = CHAT_TEMPLATE
+    words: tuple[str, ...] = ()
+    num_merges: int = NUM_MERGES
+
+
+def train_tokenizer(texts: tuple[str, ...], settings: TokenizerSettings | None = None) -> Tokenizer:
     """Train the byte-level BPE on phrases and scaffold texts; a pure function of its input."""
+    settings = settings or TokenizerSettings()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -162,29 +186,35 @@ def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(SPECIAL_TOKENS) + len(alphabet) + NUM_MERGES,
-        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS],
+        vocab_size=len(settings.special_tokens) + len(alphabet) + settings.num_merges,
+        special_tokens=[
+            AddedToken(token, special=True, normalized=False) for token in settings.special_tokens
+        ],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator([*texts, *(SCAFFOLD_TEXTS * SCAFFOLD_COUNT)], trainer)
+    scaffold = SCAFFOLD_TEXTS + settings.words
+    tokenizer.train_from_iterator([*texts, *(scaffold * SCAFFOLD_COUNT)], trainer)
     return tokenizer
 
 
-def write_tokenizer(directory: Path, *, max_tokens: int) -> int:
+def write_tokenizer(
+    directory: Path, *, max_tokens: int, settings: TokenizerSettings | None = None
+) -> int:
     """Write the tokenizer and its settings; return the size of its vocabulary."""
-    tokenizer = train_tokenizer(load_phrases())
+    settings = settings or TokenizerSettings()
+    tokenizer = train_tokenizer(load_phrases(), settings)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
+    document = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_tokens,
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,
-        "additional_special_tokens": [TURN_START, TURN_END],
+        "additional_special_tokens": list(settings.special_tokens[1:]),
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": settings.chat_template,
     }
-    (directory / "tokenizer_config.json").write_text(_to_json(settings), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(_to_json(document), encoding="utf-8")
     return tokenizer.get_vocab_size()
 
 
@@ -279,6 +309,11 @@ def _digest_recipe(config: TinyModelConfig, texts: tuple[str, ...]) -> str:
         "scaffold": [*SCAFFOLD_TEXTS, SCAFFOLD_COUNT, NUM_MERGES],
         "chat_template": CHAT_TEMPLATE,
     }
+    return recipe_digest(recipe)
+
+
+def recipe_digest(recipe: Mapping[str, object]) -> str:
+    """Return the digest of all that determines the files of a model."""
     return hashlib.sha256(_to_json(recipe).encode()).hexdigest()
 
 

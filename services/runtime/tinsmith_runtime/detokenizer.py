@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tinsmith.text.partial_marks import held_length
+
 _REPLACEMENT = "\ufffd"
 # An unfinished character of UTF-8 is up to three bytes, and decoders show each or all as one.
 _MAX_UNFINISHED = 3
@@ -127,13 +129,3 @@ class StopFilter:
         """Return what was held back; the text has ended."""
         text, self._held = self._held, ""
         return text
-
-
-def held_length(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of a text that is a proper beginning of a mark."""
-    longest = max((len(mark) for mark in marks), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(len(mark) > length and mark.startswith(end) for mark in marks):
-            return length
-    return 0

@@ -12,7 +12,9 @@ from typing import Any
 
 from tinsmith.errors import AbortedError as AbortedError
 from tinsmith.errors import AlreadyExistsError as AlreadyExistsError
+from tinsmith.errors import CancelledError as CancelledError
 from tinsmith.errors import DataLossError as DataLossError
+from tinsmith.errors import DeadlineExceededError as DeadlineExceededError
 from tinsmith.errors import ErrorCode as ErrorCode
 from tinsmith.errors import FailedPreconditionError as FailedPreconditionError
 from tinsmith.errors import FieldViolation
@@ -177,6 +179,18 @@ class OperationExpiredError(FailedPreconditionError):
     reason = "OPERATION_EXPIRED"
 
 
+class StepNotFoundError(NotFoundError):
+    """The run has no such optimizer step."""
+
+    reason = "STEP_NOT_FOUND"
+
+
+class StepExpiredError(FailedPreconditionError):
+    """What the run did at that step is not kept any more."""
+
+    reason = "STEP_EXPIRED"
+
+
 class SessionNotFoundError(NotFoundError):
     """No session has the given resource name."""
 
@@ -205,6 +219,18 @@ class EpisodeNotFoundError(NotFoundError):
     """No episode has the given resource name."""
 
     reason = "EPISODE_NOT_FOUND"
+
+
+class MatchNotFoundError(NotFoundError):
+    """No match has the given resource name."""
+
+    reason = "MATCH_NOT_FOUND"
+
+
+class RolloutBatchNotFoundError(NotFoundError):
+    """No batch of rollouts has the given resource name, or its results were removed."""
+
+    reason = "ROLLOUT_BATCH_NOT_FOUND"
 
 
 class KeyNotFoundError(NotFoundError):
@@ -282,6 +308,30 @@ class EpisodeEndedError(FailedPreconditionError):
     reason = "EPISODE_ENDED"
 
 
+class MatchEndedError(FailedPreconditionError):
+    """The match is over: completed, aborted or cancelled."""
+
+    reason = "MATCH_ENDED"
+
+
+class SeatTakenError(FailedPreconditionError):
+    """Another client holds the seat of an agent, or the agent was dropped."""
+
+    reason = "SEAT_TAKEN"
+
+
+class OutOfTurnError(FailedPreconditionError):
+    """It is not the agent's turn in a game, or not the turn of a barrier."""
+
+    reason = "OUT_OF_TURN"
+
+
+class ChatTemplateRefusedError(FailedPreconditionError):
+    """The chat template of a model cannot render a conversation, or rewrites it."""
+
+    reason = "CHAT_TEMPLATE_REFUSED"
+
+
 class JobFinishedError(FailedPreconditionError):
     """The job has ended."""
 
@@ -313,9 +363,21 @@ class ClusterRefusedError(FailedPreconditionError):
 
 
 class LeaseLostError(AbortedError):
-    """The lease of an episode ran out; its holder has no say in it any more."""
+    """The lease of an episode or of a seat ran out; its holder has no say any more."""
 
     reason = "LEASE_LOST"
+
+
+class NoRolloutsError(AbortedError):
+    """Not one group of a batch of rollouts is complete."""
+
+    reason = "NO_ROLLOUTS"
+
+
+class RolloutsCancelledError(CancelledError):
+    """A batch of rollouts was cancelled."""
+
+    reason = "ROLLOUTS_CANCELLED"
 
 
 class SequenceNumberReusedError(AbortedError):
@@ -356,6 +418,12 @@ class RateLimitedError(ResourceExhaustedError):
 
     reason = "RATE_LIMITED"
     default_retry_after_s = 1.0
+
+
+class BudgetExceededError(ResourceExhaustedError):
+    """A project has used as much as its budget lets it; nothing was accepted."""
+
+    reason = "BUDGET_EXCEEDED"
 
 
 class CapacityExhaustedError(ResourceExhaustedError):

@@ -5,6 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+HISTORY_RETENTION_S = 25 * 3600.0
+"""How long the past of a run is kept after an operation ended, unless the run says longer. An
+operation answers a repeated request for as long, of which the contract promises 24 h."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:

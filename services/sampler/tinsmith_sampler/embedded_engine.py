@@ -6,20 +6,28 @@ requests, since the state of none can be trusted.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from tinsmith.version import __version__
-from tinsmith_engine import AdapterConfig, Published, Sampler, SampleRequest
+from tinsmith_engine import AdapterConfig, Published, SampledSequence, Sampler, SampleRequest
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.errors import DrainingError, InternalError, internal_error
+from tinsmith_runtime.errors import (
+    DrainingError,
+    InternalError,
+    VersionNotLoadedError,
+    internal_error,
+)
 from tinsmith_runtime.tokenizer_files import read_stop_token_ids
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import (
@@ -33,14 +41,20 @@ from tinsmith_sampler.engine_protocol import (
 from tinsmith_sampler.grammars import Grammars
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
+    KV_CACHE_USED_BYTES,
+    PREEMPTIONS,
     PROMPT_TOKENS,
     SAMPLED_TOKENS,
     SEQUENCES,
     WEIGHT_UPDATES,
 )
 from tinsmith_sampler.token_stream import TokenFeed
+from tinsmith_sampler.usage_log import SharedTime, amounts_of
 
 logger = logging.getLogger(__name__)
+
+_MAX_LAYOUTS = 4096
+"""Configurations whose layout need not be asked for again."""
 
 
 class EmbeddedEngine:
@@ -72,7 +86,11 @@ class EmbeddedEngine:
         self._note_outdated = note_outdated
         self._outdated: set[Published] = set()
         self._stepped_at_s = time.monotonic()
+        self._time = SharedTime()
+        self._num_preemptions = 0
+        KV_CACHE_USED_BYTES.labels(base_model).set_function(lambda: self._sampler.used_cache_bytes)
         directory = host.directories[base_model]
+        self._layouts: dict[AdapterConfig, ParameterLayout] = {}
         self._grammars = Grammars(
             directory, self._engine.info.vocab_size, read_stop_token_ids(directory)
         )
@@ -129,19 +147,36 @@ class EmbeddedEngine:
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
     ) -> Published:
         """Make a version from tensors of a checkpoint; see `Engine.load_weights` for the errors."""
-        return await self._host.call(
-            self._engine.load_weights, name, tensors, config, version=version
-        )
+        layout = self._layouts.get(config)
+        if layout is None:
+            layout = await self._host.call(self._engine.weights_layout, config)
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[config] = layout
+        staged = await asyncio.to_thread(self._engine.stage_weights, layout, tensors, config)
+        return self._engine.add_staged(name, staged, version)
 
     async def unload(self, name: str) -> None:
         """End the hold of `load`."""
-        await self._host.call(self._engine.unload_weights, name)
+        self._engine.unload_weights(name)
+
+    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:
+        """Return the tensors of a full-parameter version; empty if it is gone."""
+        try:
+            return self._engine.weights_of(published)
+        except VersionNotLoadedError:
+            return {}
 
     def held(self) -> list[HeldWeights]:
         """Return the versions in memory, oldest first."""
         versions = self._engine.versions
-        # One holder is the publisher; the others are requests.
-        return [HeldWeights(one, versions.num_holders(one) - 1) for one in versions.held()]
+        found = []
+        for one in versions.held():
+            # The engine's thread may let go of it meanwhile.
+            with contextlib.suppress(VersionNotLoadedError):
+                # One holder is the publisher; the others are requests.
+                found.append(HeldWeights(one, versions.num_holders(one) - 1))
+        return found
 
     def statistics(self) -> EngineStatistics:
         """Return how the engine does."""
@@ -154,23 +189,45 @@ class EmbeddedEngine:
     def _add(self, ticket: Ticket) -> None:
         ticket.request_id = self._sampler.add(ticket.request, ticket.feed)
         self._tickets[ticket.request_id] = ticket
+        ticket.mark_s = self._time.enter(ticket.request.num_samples)
         if ticket.feed is not None:
             self._feeds[ticket.request_id] = ticket.feed
         PROMPT_TOKENS.inc(len(ticket.request.prompt_tokens))
 
     def _cancel(self, ticket: Ticket) -> None:
-        if ticket.request_id is not None:
-            self._sampler.cancel(ticket.request_id)
-            self._tickets.pop(ticket.request_id, None)
-            self._feeds.pop(ticket.request_id, None)
+        if ticket.request_id is None:
+            return
+        if self._tickets.pop(ticket.request_id, None) is not None:
+            self._charge(ticket, self._sampler.progress(ticket.request_id))
+        self._sampler.cancel(ticket.request_id)
+        self._feeds.pop(ticket.request_id, None)
+
+    def _charge(self, ticket: Ticket, unfinished: Sequence[SampledSequence] = ()) -> None:
+        engine_s = self._time.leave(ticket.request.num_samples, ticket.mark_s)
+        sequences = [*ticket.finished, *unfinished]
+        ticket.charge(
+            amounts_of(
+                ticket.request,
+                num_sampled_tokens=sum(len(each.tokens) for each in sequences),
+                num_cached_tokens=max(
+                    (each.num_cached_prompt_tokens for each in sequences), default=0
+                ),
+                is_read=bool(sequences),
+                engine_s=engine_s,
+            )
+        )
 
     def _update(self, ticket: Ticket, weights: Published) -> None:
         if ticket.request_id is not None and self._sampler.update(ticket.request_id, weights):
             WEIGHT_UPDATES.inc()
 
     def _step(self) -> bool:
+        begin_s = time.perf_counter()
         finished = self._sampler.step()
+        self._time.spend(time.perf_counter() - begin_s)
         self._stepped_at_s = time.monotonic()
+        PREEMPTIONS.inc(self._sampler.num_preemptions - self._num_preemptions)
+        self._num_preemptions = self._sampler.num_preemptions
         for feed in self._feeds.values():
             feed.flush()
         for sequence in finished:
@@ -182,6 +239,7 @@ class EmbeddedEngine:
                 del self._tickets[sequence.request_id]
                 self._feeds.pop(sequence.request_id, None)
                 CACHED_PROMPT_TOKENS.inc(sequence.num_cached_prompt_tokens)
+                self._charge(ticket)
                 if ticket.future.set_running_or_notify_cancel():
                     ticket.future.set_result(ticket.finished)
         self._announce()
@@ -202,6 +260,7 @@ class EmbeddedEngine:
             extra={"num_requests": len(self._tickets), "problem": type(error).__name__},
         )
         for request_id, ticket in list(self._tickets.items()):
+            self._charge(ticket)
             self._sampler.cancel(request_id)
             if ticket.feed is not None:
                 ticket.feed.fail(reported)

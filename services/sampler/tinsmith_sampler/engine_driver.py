@@ -7,14 +7,18 @@ the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tinsmith_engine import Published, SampledSequence, SampleRequest
+from tinsmith_engine import Published, SampledSequence, SampleRequest, Timeline
 from tinsmith_runtime.errors import InvalidFieldError, NonFiniteLossError
+from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
 from tinsmith_sampler.metrics import KV_CACHE_BYTES, OPEN_STREAMS, WAITING_SEQUENCES
 from tinsmith_sampler.queue_limits import QueueLimits
+from tinsmith_sampler.sample_spans import begin_sample, end_sample
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
 
 
@@ -51,6 +55,7 @@ class SamplingDriver:
 
     def __init__(self, engine: SamplingEngine, base_model: str, limits: QueueLimits) -> None:
         self._engine = engine
+        self._base_model = base_model
         self._limits = limits
         self.load = Load()
         KV_CACHE_BYTES.labels(base_model).set(engine.capabilities.cache_bytes)
@@ -65,19 +70,35 @@ class SamplingDriver:
         """The longest prompt with its completion that the context and the cache hold."""
         return self._engine.capabilities.max_sequence_tokens
 
-    async def begin(self, request: SampleRequest, feed: TokenFeed | None = None) -> Ticket:
+    async def begin(
+        self,
+        request: SampleRequest,
+        feed: TokenFeed | None = None,
+        *,
+        charge: Callable[[UsageAmounts], None] = lambda _: None,
+    ) -> Ticket:
         """Give a request to the engine; `close` must follow.
 
         Args:
             request: What is asked for.
             feed: Gets the tokens as they are drawn.
+            charge: Is told what the request used, on any thread.
 
         Raises:
             QueueFullError: If too many sequences of the project, or of all, wait.
             VersionNotLoadedError: If the weights were replaced before the request began.
         """
         self._limits.enter(request.cache_scope, request.num_samples)
-        ticket = Ticket(request, feed)
+        span = begin_sample(request, self._base_model)
+        if span is not None:
+            request = dataclasses.replace(request, timeline=Timeline())
+        ticket = Ticket(
+            request,
+            feed,
+            charge=charge,
+            span=span,
+            begin_s=0.0 if span is None else time.time(),
+        )
         WAITING_SEQUENCES.inc(request.num_samples)
         self.load.add(request, 1)
         if feed is not None:
@@ -130,6 +151,15 @@ class SamplingDriver:
         self.load.add(ticket.request, -1)
         if ticket.feed is not None:
             OPEN_STREAMS.dec()
+        if ticket.span is not None:
+            is_over = ticket.future.done() and not ticket.future.cancelled()
+            end_sample(
+                ticket.span,
+                ticket.request,
+                ticket.finished,
+                begin_s=ticket.begin_s,
+                problem="" if is_over else "given up",
+            )
         if ticket.future.done() and not ticket.future.cancelled():
             return
         self._engine.cancel(ticket)

@@ -14,8 +14,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tinsmith.tracing.spans import Span
 from tinsmith_engine import AdapterConfig, Published, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import ModelInfo
+from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.token_stream import TokenFeed
 
@@ -74,6 +76,14 @@ class Ticket:
     finished: list[SampledSequence] = field(default_factory=list)
     """In the order of their ends."""
     is_closed: bool = False
+    mark_s: float = 0.0
+    """Of the engine, which shares its time out; see `SharedTime`."""
+    charge: Callable[[UsageAmounts], None] = lambda _: None
+    """Is told once, on any thread, what the request used."""
+    span: Span | None = None
+    """Of its trace; None without one."""
+    begin_s: float = 0.0
+    """When the span began, in seconds since the epoch."""
 
 
 class SamplingEngine(Protocol):
@@ -122,6 +132,9 @@ class SamplingEngine(Protocol):
     ) -> Published:
         """Make a version from tensors of a checkpoint; it is held until `unload`.
 
+        The tensors are staged beside decoding; the switch to them takes no time that depends on
+        their size.
+
         Raises:
             CheckpointIncompatibleError: If the tensors are not those of such a run.
         """
@@ -129,6 +142,13 @@ class SamplingEngine(Protocol):
 
     async def unload(self, name: str) -> None:
         """End the hold of `load`; requests may still hold the version."""
+        ...
+
+    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:
+        """Return the tensors of a full-parameter version by name; empty if they cannot be had.
+
+        May be called on any thread. The tensors are not to be written to.
+        """
         ...
 
     def held(self) -> list[HeldWeights]:

@@ -14,6 +14,8 @@ from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.sampling.sample_request import DecodeText
 from tinsmith_runtime import storage
 from tinsmith_runtime.pod.base import WorkerPod
+from tinsmith_runtime.rpc.usage_reporter import UsageReporter
+from tinsmith_runtime.usage import BudgetGate
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import EngineListener, EngineSource
 from tinsmith_sampler.live_weights import WeightFollower
@@ -22,6 +24,7 @@ from tinsmith_sampler.rpc.servicer import SamplerServicer
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
 from tinsmith_sampler.service import SamplingService
 from tinsmith_sampler.sessions import SessionCache, Target
+from tinsmith_sampler.usage_log import SampledUsage
 from tinsmith_sampler.weights import PublishLive, WeightSource
 
 
@@ -66,6 +69,8 @@ class SamplerPod(WorkerPod):
             poll_interval_s=config.weight_poll_interval_s,
             is_told=weights.is_local,
         )
+        usage = SampledUsage(BudgetGate())
+        self._usage_reporter = UsageReporter(usage, usage.budgets, self._scheduler)
         self._service = SamplingService(
             config,
             engines,
@@ -74,6 +79,7 @@ class SamplerPod(WorkerPod):
             follower,
             _text_decoders(source.directories),
             {name: list(model.stop_token_ids) for name, model in self._catalog.models.items()},
+            usage,
         )
         self._server.add(
             sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
@@ -94,8 +100,10 @@ class SamplerPod(WorkerPod):
 
     async def _open(self) -> None:
         await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)
+        self._usage_reporter.start()
 
     async def _close(self) -> None:
+        await self._usage_reporter.stop()
         await self._trainers.close()
 
     def _describe(self) -> scheduler_pb2.Worker:

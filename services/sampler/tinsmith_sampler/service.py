@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tinsmith_engine import (
     Published,
@@ -26,16 +27,21 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     VersionNotLoadedError,
 )
+from tinsmith_runtime.usage import Quantity
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_driver import Load, SamplingDriver
 from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.metrics import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, WEIGHTS_SECONDS
 from tinsmith_sampler.queue_limits import QueueLimits
+from tinsmith_sampler.run_sampling import RUN_SAMPLING, run_of
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
+from tinsmith_sampler.usage_log import SampledUsage
 from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8
+_SCORING = frozenset({Quantity.PREFILLED_TOKENS, Quantity.ENGINE_SECONDS})
 _ELSEWHERE_CODES = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
 )
@@ -53,6 +59,15 @@ class Prompt:
     """Whether the tokens that end a turn of the model end a completion."""
     min_version: int = 0
     max_staleness: int = 0
+    key_id: str = ""
+    """What it is charged to; empty if that is not known."""
+
+    @property
+    def uses(self) -> frozenset[Quantity]:
+        """What of budgets it uses up."""
+        if self.request.max_tokens <= 0:
+            return _SCORING
+        return _SCORING | {Quantity.SAMPLED_TOKENS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +133,7 @@ class SamplingService:
         follower: Brings newer ones to requests that take them.
         decoders: By base model, turns tokens into text; needed for stop strings.
         stop_tokens: By base model, what ends a turn.
+        usage: Counts what requests use.
     """
 
     def __init__(
@@ -129,7 +145,9 @@ class SamplingService:
         follower: WeightFollower,
         decoders: Mapping[str, DecodeText],
         stop_tokens: Mapping[str, Sequence[int]],
+        usage: SampledUsage,
     ) -> None:
+        self._usage = usage
         self._config = config
         self._sessions = sessions
         self._weights = weights
@@ -193,12 +211,12 @@ class SamplingService:
                 f"got {len(received)}",
             )
         started = await self._start(prompt, received)
-        driver, ticket = started.driver, started.ticket
-        return SampleStream(started.seed, lambda: driver.take(ticket), started.close)
+        return SampleStream(started.seed, started.take, started.close)
 
     async def _start(self, prompt: Prompt, received: Sequence[int] | None = None) -> _Started:
         """Give a request to the engine; with `received`, its tokens go to a feed."""
         target = await self._sessions.get(prompt.session)
+        self._usage.budgets.require(target.project, prompt.uses)
         driver = self._driver(target.base_model)
         info = driver.engine.info
         request = prompt.request
@@ -208,18 +226,22 @@ class SamplingService:
         request = self._tied(prompt, request, target)
         validate_sample_request(request, info, prompt_field=prompt.tokens_field)
         driver.engine.refuse(request)
+        charge = functools.partial(
+            self._usage.charge, target.project, run_of(target), prompt.key_id
+        )
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
             feed = None if received is None else TokenFeed(request.num_samples, received)
             failpoints.passing("sampler.sample")
             try:
-                ticket = await driver.begin(dataclasses.replace(request, weights=published), feed)
+                tied = dataclasses.replace(request, weights=published)
+                ticket = await driver.begin(tied, feed, charge=charge)
             except VersionNotLoadedError:
                 # The run stepped on between the look-up and the start of the request.
                 if attempt + 1 == _MAX_PUBLISH_RACES:
                     raise
             else:
-                started = _Started(driver, ticket, request.seed, published)
+                started = _Started(driver, ticket, request.seed, published, target)
                 if request.follows_run:
                     started.stop_following = self._follower.follow(
                         target, functools.partial(driver.update, ticket)
@@ -245,15 +267,20 @@ class SamplingService:
         return driver
 
     async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
+        source = "run" if target.run else "checkpoint" if target.checkpoint else "base"
         try:
-            return await self._weights.get(
-                target, min_version=prompt.min_version, max_staleness=prompt.max_staleness
-            )
+            with WEIGHTS_SECONDS.labels(source).time():
+                published = await self._weights.get(
+                    target, min_version=prompt.min_version, max_staleness=prompt.max_staleness
+                )
         except TinsmithError as error:
             if error.code in _ELSEWHERE_CODES:
                 # The run may have moved, or the session ended: ask the scheduler next time.
                 self._sessions.forget(prompt.session)
             raise
+        if published is not None:
+            RUN_SAMPLING.note_version(target, published.version)
+        return published
 
     def _check_limits(self, request: SampleRequest, info: ModelInfo) -> None:
         """Refuse what this pod, or the context of the model, has no room for."""
@@ -301,10 +328,31 @@ class _Started:
     ticket: Ticket
     seed: int
     published: Published | None
+    target: Target
     stop_following: Callable[[], None] | None = None
+    begin_s: float = field(default_factory=time.perf_counter)
+    has_first_token: bool = False
+
+    async def take(self) -> Delivery | None:
+        """Return what was drawn since the last time; None at the end."""
+        delivery = await self.driver.take(self.ticket)
+        if delivery is not None and not self.has_first_token:
+            self.has_first_token = any(piece.tokens for piece in delivery.pieces)
+            if self.has_first_token:
+                FIRST_TOKEN_SECONDS.observe(time.perf_counter() - self.begin_s)
+        return delivery
 
     def close(self) -> None:
         """End it; may be called twice."""
         if self.stop_following is not None:
             self.stop_following()
+        if not self.ticket.is_closed:
+            self._measure()
         self.driver.close(self.ticket)
+
+    def _measure(self) -> None:
+        sequences = list(self.ticket.finished)
+        RUN_SAMPLING.note_end(self.target, sequences)
+        longest = max((len(one.tokens) for one in sequences), default=0)
+        if longest:
+            OUTPUT_TOKEN_SECONDS.observe((time.perf_counter() - self.begin_s) / longest)

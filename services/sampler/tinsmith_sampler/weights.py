@@ -3,7 +3,8 @@
 Live weights are pulled, not pushed: each request asks for the newest version of its run. It is
 never answered with weights older than those that existed when it arrived. A restarted sampler
 needs no other process to remember it. In one process that is a copy of a row (`publish_live`);
-across processes the trainer names a sampler checkpoint, which is loaded once for each version.
+across processes the trainer names weights in its memory, which are read once for each version. The
+object store is the way of checkpoints, and of weights that the trainer cannot send.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, Published
+from tinsmith_engine import AdapterConfig, FullConfig, Published
 from tinsmith_engine.files.weight_files import parse_tensors, weights_file
+from tinsmith_engine.files.weight_index import WeightIndex
 from tinsmith_engine.host import model_not_served
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.adapters import adapter_from_json
@@ -28,12 +31,15 @@ from tinsmith_runtime.errors import (
     StoreMismatchError,
     TinsmithError,
     VersionNotLoadedError,
+    WorkerUnavailableError,
 )
+from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_sampler.engine_protocol import SamplingEngine
 from tinsmith_sampler.metrics import WEIGHT_LOADS
 from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_protocol import StoredWeights, Trainers
+from tinsmith_sampler.trainer_protocol import ExportedWeights, StoredWeights, Trainers
+from tinsmith_sampler.weight_transfer import HeldWeights, WeightTransfer
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,21 @@ PublishLive = Callable[[str], Awaitable[Published]]
 _AWAY_CODES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED})
 _MAX_REMOVALS = 8
 """Removed versions of a run that one request passes over."""
+_MAX_TRANSFERS = 8
+"""Runs whose weights stay here in part after a failure, for the next request to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The newest weights of a run that are here.
+
+    Attributes:
+        name: Their name.
+        asked: Order of the questions to the trainer: an answer that came late replaces nothing.
+    """
+
+    name: str
+    asked: int
 
 
 class WeightSource:
@@ -70,8 +91,13 @@ class WeightSource:
         self._max_loaded = max_loaded
         self._publish_live = publish_live
         self._loaded: OrderedDict[str, tuple[SamplingEngine, Published, str]] = OrderedDict()
-        self._latest: dict[str, str] = {}
-        self._loading: dict[str, asyncio.Lock] = {}
+        self._latest: dict[str, _Latest] = {}
+        self._loading = KeyedLocks()
+        self._num_asked = 0
+        # One at a time for each run, so that versions do not pile up while they arrive.
+        self._receiving = KeyedLocks()
+        self._transfers: OrderedDict[str, WeightTransfer] = OrderedDict()
+        self._indexes: dict[str, WeightIndex] = {}
 
     @property
     def is_local(self) -> bool:
@@ -118,32 +144,103 @@ class WeightSource:
 
     def _last_live(self, run: str) -> Published | None:
         """Return the weights of a run that its trainer named last, if they are in memory."""
-        name = self._latest.get(run, "")
-        known = self._loaded.get(name)
+        latest = self._latest.get(run)
+        known = None if latest is None else self._loaded.get(latest.name)
         return None if known is None else known[1]
 
     async def _live(self, target: Target) -> Published:
         if self._publish_live is not None:
             return await self._publish_live(target.run)
-        stored = await self._trainers.publish(target.trainer_address, target.run)
-        self._latest.pop(target.run, None)
+        self._num_asked += 1
+        asked = self._num_asked
+        newest = await self._trainers.newest(target.trainer_address, target.run)
         for _ in range(_MAX_REMOVALS):
             try:
-                return await self._load_live(target, stored)
-            except (CheckpointCorruptError, StoreMismatchError):
+                published = await self._load_newest(target, newest)
+                break
+            except (CheckpointCorruptError, StoreMismatchError, VersionNotLoadedError):
                 # The trainer removes what it has replaced, also while it is read here. What it
                 # still names is damaged.
-                newest = await self._trainers.publish(target.trainer_address, target.run)
-                if newest == stored:
+                before = newest
+                newest = await self._trainers.newest(target.trainer_address, target.run)
+                if newest == before and isinstance(newest, StoredWeights):
                     raise
-                stored = newest
-        return await self._load_live(target, stored)
-
-    async def _load_live(self, target: Target, stored: StoredWeights) -> Published:
-        published = await self._load(target, stored)
-        if stored.manifest_sha256 in self._loaded:
-            self._latest[target.run] = stored.manifest_sha256
+        else:
+            published = await self._load_newest(target, newest)
+        await self._note_latest(target.run, _Latest(_name_of(newest), asked))
         return published
+
+    async def _load_newest(
+        self, target: Target, newest: ExportedWeights | StoredWeights
+    ) -> Published:
+        if isinstance(newest, StoredWeights):
+            return await self._load(target, newest)
+        try:
+            return await self._once(newest.id, lambda: self._receive(target, newest))
+        except VersionNotLoadedError:
+            raise
+        except (CheckpointCorruptError, WorkerUnavailableError) as error:
+            logger.warning(
+                "weights are read from the store, as the trainer could not send them",
+                extra={"run": target.run, "reason": error.reason},
+            )
+            stored = await self._trainers.publish(target.trainer_address, target.run)
+            return await self._load(target, stored)
+
+    async def _receive(self, target: Target, exported: ExportedWeights) -> Published:
+        """Read weights from the memory of a trainer, going on where a failure left off."""
+        failpoints.passing("sampler.load")
+        engine = engine_of(self._engines, target.base_model)
+        async with self._receiving.of(target.run):
+            transfer = self._transfers.pop(target.run, None)
+            if transfer is None or not transfer.is_of(target.trainer_address, exported.id):
+                held = self._held_for(target.run)
+                transfer = WeightTransfer(
+                    self._trainers,
+                    target.trainer_address,
+                    target.run,
+                    exported.id,
+                    held,
+                    earlier=transfer,
+                )
+            try:
+                received = await transfer.receive()
+            except BaseException:
+                self._transfers[target.run] = transfer
+                while len(self._transfers) > _MAX_TRANSFERS:
+                    self._transfers.popitem(last=False)
+                raise
+            index = received.index
+            _require_base_model(index.base_model, target)
+            published = await engine.load(
+                exported.id, received.tensors, index.config, index.version
+            )
+        if isinstance(index.config, FullConfig):
+            self._indexes[exported.id] = index
+        source = "shared_memory" if received.is_mapped else "stream"
+        await self._note_loaded(exported.id, engine, published, target, source)
+        return published
+
+    def _held_for(self, run: str) -> HeldWeights | None:
+        """Return the full weights of a run that are here, to be read only where they changed."""
+        latest = self._latest.get(run)
+        if latest is None or latest.name not in self._indexes or latest.name not in self._loaded:
+            return None
+        engine, published, _ = self._loaded[latest.name]
+        return HeldWeights(
+            latest.name, self._indexes[latest.name], lambda: engine.full_tensors(published)
+        )
+
+    async def _note_latest(self, run: str, latest: _Latest) -> None:
+        """Note the newest weights of a run, and let go of those that they replace."""
+        before = self._latest.get(run)
+        if latest.name not in self._loaded or (before and before.asked > latest.asked):
+            return
+        self._latest[run] = latest
+        if before is not None and before.name != latest.name and before.name in self._loaded:
+            engine, _, _ = self._loaded.pop(before.name)
+            self._indexes.pop(before.name, None)
+            await engine.unload(before.name)
 
     async def _locate(self, target: Target) -> StoredWeights:
         # Asked each time: a checkpoint that was deleted, or is published no longer, must not be
@@ -156,42 +253,49 @@ class WeightSource:
         return found
 
     async def _load(self, target: Target, stored: StoredWeights) -> Published:
-        """Return weights from the store, read once however many requests ask."""
-        name = stored.manifest_sha256
-        lock = self._loading.setdefault(name, asyncio.Lock())
-        try:
-            async with lock:
-                known = self._loaded.get(name)
-                if known is not None:
-                    self._loaded.move_to_end(name)
-                    return known[1]
-                return await self._read(target, stored)
-        finally:
-            if not lock.locked():
-                self._loading.pop(name, None)
+        """Return weights from the store."""
+        return await self._once(stored.manifest_sha256, lambda: self._read(target, stored))
+
+    async def _once(self, name: str, load: Callable[[], Awaitable[Published]]) -> Published:
+        """Return weights by their name, loaded once however many requests ask."""
+        async with self._loading.of(name):
+            known = self._loaded.get(name)
+            if known is not None:
+                self._loaded.move_to_end(name)
+                return known[1]
+            return await load()
 
     async def _read(self, target: Target, stored: StoredWeights) -> Published:
         failpoints.passing("sampler.load")
         engine = engine_of(self._engines, target.base_model)
         folder, manifest = await asyncio.to_thread(self._find, stored)
-        if manifest.attributes.get("base_model") != target.base_model:
-            raise CheckpointIncompatibleError(
-                f"{target.source} is of base model {manifest.attributes.get('base_model')}, not of "
-                f"{target.base_model}",
-                source=target.source,
-            )
+        _require_base_model(str(manifest.attributes.get("base_model")), target)
         config = _adapter_of(manifest, stored.manifest_uri)
         tensors = await asyncio.to_thread(self._read_tensors, folder, manifest, config)
         published = await engine.load(stored.manifest_sha256, tensors, config, stored.version)
-        failpoints.passing("sampler.loaded")
-        WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
-        self._loaded[stored.manifest_sha256] = (engine, published, target.source)
-        while len(self._loaded) > self._max_loaded:
-            oldest, (its_engine, _, source) = self._loaded.popitem(last=False)
-            if self._latest.get(source) == oldest:
-                del self._latest[source]
-            await its_engine.unload(oldest)
+        source = "store" if target.run else "checkpoint"
+        await self._note_loaded(stored.manifest_sha256, engine, published, target, source)
         return published
+
+    async def _note_loaded(
+        self,
+        name: str,
+        engine: SamplingEngine,
+        published: Published,
+        target: Target,
+        source: str,
+    ) -> None:
+        """Note weights in memory, and let go of those used least recently."""
+        failpoints.passing("sampler.loaded")
+        WEIGHT_LOADS.labels(source).inc()
+        self._loaded[name] = (engine, published, target.source)
+        while len(self._loaded) > self._max_loaded:
+            oldest, (its_engine, _, its_source) = self._loaded.popitem(last=False)
+            self._indexes.pop(oldest, None)
+            latest = self._latest.get(its_source)
+            if latest is not None and latest.name == oldest:
+                del self._latest[its_source]
+            await its_engine.unload(oldest)
 
     def _find(self, stored: StoredWeights) -> tuple[str, checkpoint_manifests.Manifest]:
         sha256 = stored.manifest_sha256
@@ -222,6 +326,23 @@ def engine_of(engines: Mapping[str, SamplingEngine], base_model: str) -> Samplin
     if engine is None:
         raise model_not_served(base_model, engines)
     return engine
+
+
+def _name_of(weights: ExportedWeights | StoredWeights) -> str:
+    return weights.id if isinstance(weights, ExportedWeights) else weights.manifest_sha256
+
+
+def _require_base_model(base_model: str, target: Target) -> None:
+    """Refuse weights of another base model.
+
+    Raises:
+        CheckpointIncompatibleError: If they are.
+    """
+    if base_model != target.base_model:
+        raise CheckpointIncompatibleError(
+            f"{target.source} is of base model {base_model}, not of {target.base_model}",
+            source=target.source,
+        )
 
 
 def _adapter_of(manifest: checkpoint_manifests.Manifest, uri: str) -> AdapterConfig:

@@ -8,6 +8,7 @@ from tinsmith.names import DEFAULT_PROJECT, is_valid_id
 from tinsmith_runtime.config import is_loopback, require_positive
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.pod.settings import DatabaseConfig, GrpcConfig
+from tinsmith_runtime.records import HISTORY_RETENTION_S
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.variables import parse_variables
 
@@ -17,10 +18,15 @@ _POSITIVE_FIELDS = (
     "worker_heartbeat_interval_s",
     "worker_timeout_s",
     "max_runs_per_project",
+    "max_metrics_per_run",
+    "max_metric_bytes_per_run",
+    "max_metric_bytes_per_project",
+    "max_metric_points_per_s",
     "placement_timeout_s",
     "placement_retry_s",
     "audit_retention_s",
     "ended_retention_s",
+    "max_history_retention_s",
     "trainer_call_timeout_s",
     "reap_interval_s",
     "max_local_jobs",
@@ -47,6 +53,14 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     """Time after which a silent worker counts as gone."""
     max_runs_per_project: int = 256
     """Training runs of a project that are live: held by a trainer, and their session goes on."""
+    max_metrics_per_run: int = 256
+    """Names of metrics that a run may have."""
+    max_metric_bytes_per_run: int = 64 * 2**20
+    """What the metrics of a run may take in the database; 17 bytes a point, about."""
+    max_metric_bytes_per_project: int = 4 * 2**30
+    """What the metrics of all runs of a project may take."""
+    max_metric_points_per_s: float = 5000.0
+    """Points of metrics that the clients of a project may record; they may be a minute ahead."""
     placement_timeout_s: float = 60.0
     """Time that a run may take to be placed, and from a restart on again."""
     audit_retention_s: float = 400 * 24 * 3600.0
@@ -54,6 +68,9 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     ended_retention_s: float = 30 * 24 * 3600.0
     """How long sessions that ended, the names of deleted runs and keys that are refused are kept.
     """
+    max_history_retention_s: float = 90 * 24 * 3600.0
+    """The longest time for which a run may have its past kept: requests, results and older
+    snapshots, to be forked and played again."""
     placement_retry_s: float = 0.25
     """Pause between two attempts to place a run."""
     trainer_call_timeout_s: float = 20.0
@@ -82,6 +99,11 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, *_POSITIVE_FIELDS)
+        if self.max_history_retention_s < HISTORY_RETENTION_S:
+            raise ConfigError(
+                f"max_history_retention_s must be at least {HISTORY_RETENTION_S:g}, which is kept "
+                f"in any case, got {self.max_history_retention_s:g}"
+            )
         if self.session_timeout_s <= self.heartbeat_interval_s:
             raise ConfigError("session_timeout_s must be above heartbeat_interval_s")
         if self.worker_timeout_s <= self.worker_heartbeat_interval_s:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from tinsmith_runtime.observability.run_series import RUN_LABELS
+
 WORKERS = Gauge("tinsmith_scheduler_workers", "Workers that are alive, by role.", ["role"])
 ACTIVE_SESSIONS = Gauge("tinsmith_scheduler_active_sessions", "Sessions that are alive.")
 ENDED_SESSIONS = Counter(
@@ -22,4 +24,29 @@ MOVING_RUNS = Gauge(
 MOVED_RUNS = Counter("tinsmith_scheduler_moved_runs_total", "Runs that another trainer took over.")
 PENDING_RELEASES = Gauge(
     "tinsmith_scheduler_pending_releases", "Releases that a trainer has not confirmed."
+)
+NEXT_KEY_EXPIRY = Gauge(
+    "tinsmith_scheduler_next_key_expiry_timestamp_seconds",
+    "When the first of the users' keys that are valid expires, in seconds since the epoch; +Inf if "
+    "none does.",
+)
+
+# By run, of the runs that were reported last: what clients say of the last step.
+
+RUN_REWARD = Gauge("tinsmith_run_reward", "Mean reward of a step.", RUN_LABELS)
+RUN_REWARD_SPREAD = Gauge(
+    "tinsmith_run_reward_spread", "Mean deviation of the rewards within a group.", RUN_LABELS
+)
+RUN_RESPONSE_TOKENS = Gauge(
+    "tinsmith_run_response_tokens", "Mean length of the responses of a step.", RUN_LABELS
+)
+RUN_TRUNCATED = Gauge(
+    "tinsmith_run_truncated_fraction",
+    "Share of the responses of a step that were cut at their limit.",
+    RUN_LABELS,
+)
+RUN_DEAD_GROUPS = Gauge(
+    "tinsmith_run_dead_group_fraction",
+    "Share of the groups of a step whose rewards are all equal.",
+    RUN_LABELS,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
 
-from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
+from tinsmith.v1 import job_pb2_grpc, run_metrics_pb2_grpc, scheduler_pb2_grpc, usage_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
@@ -26,19 +26,26 @@ from tinsmith_scheduler.jobs.local_launcher import LocalLauncher
 from tinsmith_scheduler.rpc import codec
 from tinsmith_scheduler.rpc.job_servicer import JobServicer
 from tinsmith_scheduler.rpc.operations_servicer import OperationsServicer
+from tinsmith_scheduler.rpc.run_metrics_servicer import RunMetricsServicer
 from tinsmith_scheduler.rpc.servicer import Domain, SchedulerServicer
 from tinsmith_scheduler.rpc.trainer_client import GrpcTrainers
+from tinsmith_scheduler.rpc.usage_servicer import UsageServicer
+from tinsmith_scheduler.run_metrics.metric_store import MetricLimits
+from tinsmith_scheduler.run_metrics.rate import PointRate
+from tinsmith_scheduler.run_metrics.run_metrics import RunMetrics
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.migration import Moves
 from tinsmith_scheduler.runs.placement_attempts import Adoptions
 from tinsmith_scheduler.runs.reaper import Reaper
 from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.run_listing import RunListing
+from tinsmith_scheduler.runs.run_retention import RunRetention
 from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions
 from tinsmith_scheduler.runs.sessions import Sessions
 from tinsmith_scheduler.store.job_reports import JobReports
 from tinsmith_scheduler.store.tables import STORE
+from tinsmith_scheduler.usage.usage import Usage
 from tinsmith_scheduler.workers.workers import Workers
 
 Clock = Callable[[], float]
@@ -129,6 +136,16 @@ class SchedulerPod(Pod):
         if config.job_launcher == "kubernetes":
             return _kubernetes_launcher(config)
         return None
+
+    def _make_run_metrics(self, database: Database) -> RunMetrics:
+        config = self._config
+        limits = MetricLimits(
+            max_names=config.max_metrics_per_run,
+            max_run_bytes=config.max_metric_bytes_per_run,
+            max_project_bytes=config.max_metric_bytes_per_project,
+        )
+        rate = PointRate(config.max_metric_points_per_s, clock=self._clock)
+        return RunMetrics(database, limits=limits, rate=rate, wall_clock=self._wall_clock)
 
     async def start_jobs(self, address: str) -> None:
         """Go on with jobs, once the server is there that their drivers connect to."""
@@ -225,6 +242,8 @@ class SchedulerPod(Pod):
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
+        usage = Usage(database, clock=self._clock, wall_clock=self._wall_clock)
+        await usage.load()
         reports = JobReports(database, key_of=keys.of_caller, wall_clock=self._wall_clock)
         self._launcher = launcher = self._make_launcher(database, keys, reports, workers)
         domain = Domain(
@@ -233,6 +252,13 @@ class SchedulerPod(Pod):
             sampling_sessions,
             runs,
             RunListing(database, workers=workers, trainers=self._trainers),
+            RunRetention(
+                database,
+                runs=runs,
+                workers=workers,
+                trainers=self._trainers,
+                wall_clock=self._wall_clock,
+            ),
             self._creations,
             self._moves,
             workers,
@@ -251,6 +277,13 @@ class SchedulerPod(Pod):
         self._server.add(
             job_pb2_grpc.add_JobServiceServicer_to_server,
             JobServicer(launcher, reports, keys, database, wall_clock=self._wall_clock),
+        )
+        self._server.add(
+            run_metrics_pb2_grpc.add_RunMetricsServiceServicer_to_server,
+            RunMetricsServicer(self._make_run_metrics(database)),
+        )
+        self._server.add(
+            usage_pb2_grpc.add_UsageServiceServicer_to_server, UsageServicer(usage, keys)
         )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server, OperationsServicer(domain)

@@ -66,8 +66,14 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     """How often expired checkpoints and exports are removed."""
     audit_retention_s: float = 400 * 24 * 3600.0
     """How long the events of checkpoints are kept."""
+    max_exported_bytes: int = 2**32
+    """Host memory for copies of weights that samplers of other processes read; larger weights go by
+    the object store."""
     snapshot_replay_s: float = 30.0
     """Takes a snapshot once a replay from the last one would take this long."""
+    history_snapshots: int = 4
+    """How many older snapshots of a run are kept of the last 25 h, about, so that its past can be
+    forked; at least 1. Of a longer past as many are kept each time that the age doubles."""
 
     def __post_init__(self) -> None:
         self.check_engine()
@@ -89,7 +95,9 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
             "lease_ttl_s",
             "gap_timeout_s",
             "max_attempts",
+            "max_exported_bytes",
             "snapshot_replay_s",
+            "history_snapshots",
             "rank_timeout_s",
             "max_import_bytes",
             "export_shard_bytes",

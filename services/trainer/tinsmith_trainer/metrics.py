@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from tinsmith_runtime.observability.run_series import RUN_LABELS
+
 OPERATION_SECONDS = Histogram(
     "tinsmith_trainer_operation_duration_seconds",
     "Time on the engine of one operation: its part of its cycle, by tokens.",
@@ -22,8 +24,8 @@ RESTORED_RUNS = Counter(
 RESIDENT_RUNS = Gauge("tinsmith_trainer_resident_runs", "Runs in memory.")
 EXPIRED = Counter(
     "tinsmith_trainer_expired_total",
-    "What was dropped in time: a `result`, a `request` that no replay needs, a `row`, a `file`, an "
-    "`audit_event`.",
+    "What was dropped in time: a `result`, a `request` or a `snapshot` that no replay needs, a "
+    "`row`, a `file`, an `audit_event`.",
     ["what"],
 )
 REPLAYED_OPERATIONS = Counter(
@@ -69,4 +71,117 @@ CHECKPOINT_TASKS = Counter(
 EXPIRED_CHECKPOINTS = Counter(
     "tinsmith_trainer_expired_checkpoints_total",
     "Checkpoints and exports that expired.",
+)
+
+QUEUE_WAIT_SECONDS = Histogram(
+    "tinsmith_trainer_queue_wait_seconds",
+    "Time from the acknowledgement of an operation to the cycle that computes it.",
+    ["kind"],
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+ENGINE_SECONDS = Counter(
+    "tinsmith_trainer_engine_seconds_total",
+    "Time that the engines computed, by part: `passes` over batches, `steps` of the optimizer.",
+    ["part"],
+)
+COMMIT_SECONDS = Histogram(
+    "tinsmith_trainer_commit_duration_seconds",
+    "Time from the end of a cycle on the engine until its results are durable.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+RESTORE_SECONDS = Histogram(
+    "tinsmith_trainer_restore_duration_seconds",
+    "Time to bring a run into the engine: the wait for a slot, the copy and the replay.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+PARKED_RUNS = Counter(
+    "tinsmith_trainer_parked_runs_total", "Runs taken out of the engine to make room."
+)
+DATA_FREE_BYTES = Gauge(
+    "tinsmith_trainer_data_free_bytes", "Free space where the trainer keeps its data."
+)
+DATA_SIZE_BYTES = Gauge(
+    "tinsmith_trainer_data_size_bytes", "Size of the file system of the trainer's data."
+)
+
+# By run, of the runs that were active last: `run_series.py` has the bound. A gauge holds what the
+# last operation that ended found.
+
+RUN_VERSION = Gauge("tinsmith_run_version", "Optimizer steps applied to the run.", RUN_LABELS)
+RUN_STEPS = Counter("tinsmith_run_steps_total", "Optimizer steps of the run.", RUN_LABELS)
+RUN_TRAINED_TOKENS = Counter(
+    "tinsmith_run_trained_tokens_total", "Tokens of the run's forward_backward.", RUN_LABELS
+)
+RUN_ENGINE_SECONDS = Counter(
+    "tinsmith_run_engine_seconds_total", "The run's part of the time of the engine.", RUN_LABELS
+)
+RUN_QUEUE_WAIT_SECONDS = Counter(
+    "tinsmith_run_queue_wait_seconds_total",
+    "Time that the run's operations waited for their cycle.",
+    RUN_LABELS,
+)
+RUN_OPERATIONS = Counter(
+    "tinsmith_run_operations_total", "Operations of the run that ended.", [*RUN_LABELS, "outcome"]
+)
+RUN_FAILED_OPERATIONS = Counter(
+    "tinsmith_run_failed_operations_total",
+    "Operations of the run that failed, by reason.",
+    [*RUN_LABELS, "reason"],
+)
+RUN_LOSS = Gauge(
+    "tinsmith_run_loss", "Loss of the last forward_backward, by trained token.", RUN_LABELS
+)
+RUN_ENTROPY = Gauge(
+    "tinsmith_run_entropy_nats",
+    "Entropy of the policy by token, estimated from the sampled tokens.",
+    RUN_LABELS,
+)
+RUN_KL = Gauge(
+    "tinsmith_run_kl_nats",
+    "KL(sampler || trainer) by token, by estimator: `v1`, the mean of q - lp, and `v2`, the mean "
+    "of (q - lp)^2 / 2.",
+    [*RUN_LABELS, "estimator"],
+)
+RUN_RATIO = Gauge(
+    "tinsmith_run_importance_ratio",
+    "Ratio of the probabilities of trainer and sampler by token: `mean` and `max`.",
+    [*RUN_LABELS, "statistic"],
+)
+RUN_RATIO_TAIL = Gauge(
+    "tinsmith_run_importance_ratio_tail_fraction",
+    "Share of tokens whose importance ratio is beyond a factor of 2, up or down.",
+    RUN_LABELS,
+)
+RUN_CLIP_FRACTION = Gauge(
+    "tinsmith_run_clip_fraction",
+    "Share of tokens that the loss clips, by side: `high` or `low`.",
+    [*RUN_LABELS, "side"],
+)
+RUN_MISMATCH = Gauge(
+    "tinsmith_run_mismatch_nats",
+    "Largest difference between the log-probabilities of sampler and trainer.",
+    RUN_LABELS,
+)
+RUN_ZERO_ADVANTAGE = Gauge(
+    "tinsmith_run_zero_advantage_fraction",
+    "Share of sequences without an advantage: nothing is learned from them.",
+    RUN_LABELS,
+)
+RUN_TRAINED_SEQUENCE_TOKENS = Gauge(
+    "tinsmith_run_trained_tokens_per_sequence",
+    "Tokens with a loss of a sequence, their mean over the last batch.",
+    RUN_LABELS,
+)
+RUN_GRADIENT_NORM = Gauge(
+    "tinsmith_run_gradient_norm",
+    "Norm of the gradient of the last step, before it is clipped.",
+    RUN_LABELS,
+)
+RUN_LEARNING_RATE = Gauge(
+    "tinsmith_run_learning_rate", "Learning rate of the last step.", RUN_LABELS
+)
+RUN_REPLAY_DIVERGED = Gauge(
+    "tinsmith_run_replay_diverged",
+    "1 for a run whose replay gave other bits than its first execution.",
+    RUN_LABELS,
 )

@@ -28,9 +28,12 @@ from tinsmith_runtime import failpoints, storage
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger, store_id
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.observability.disk import measure_disk
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
+from tinsmith_runtime.rpc.usage_reporter import UsageReporter
 from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.usage import BudgetGate
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
 from tinsmith_trainer.checkpoints.expiry import CheckpointSweeper
@@ -46,20 +49,26 @@ from tinsmith_trainer.cycle.loop import Cycle
 from tinsmith_trainer.cycle.operation_reader import OperationReader
 from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.cycle.sequence_gaps import GapWatcher
+from tinsmith_trainer.cycle.step_metrics import StepMetrics
+from tinsmith_trainer.metrics import DATA_FREE_BYTES, DATA_SIZE_BYTES
 from tinsmith_trainer.ownership.adoption import RunAdoption
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.result_retention import RetentionSweeper, Retrievals
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.ownership.usage_log import LedgerUsage
 from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.residency.weight_exports import WeightExports
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
 from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain, CheckpointServicer
 from tinsmith_trainer.rpc.control_servicer import TrainerControlServicer
+from tinsmith_trainer.rpc.metrics_recorder import MetricsRecorder
 from tinsmith_trainer.rpc.operations_servicer import OperationsServicer
 from tinsmith_trainer.rpc.training_servicer import TrainerServicer
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +87,7 @@ class Foundation:
         store: Files of snapshots, checkpoints and large requests.
         wire: The stored form of requests and results.
         clock: Seconds since the epoch, for what expires.
+        budgets: Refuses what a project has no budget left for.
     """
 
     config: TrainerConfig
@@ -86,6 +96,7 @@ class Foundation:
     store: ObjectStore
     wire: WireCodec
     clock: Callable[[], float]
+    budgets: BudgetGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,8 @@ def build_foundation(
         ledger = PostgresLedger(config.database_url, holder=holder, store=store_id(store.uri))
     else:
         ledger = SqliteLedger(config.data_dir / "trainer.db")
-    return Foundation(config, host, ledger, store, training_codec.StoredCodec(store.uri), clock)
+    wire = training_codec.StoredCodec(store.uri)
+    return Foundation(config, host, ledger, store, wire, clock, BudgetGate())
 
 
 def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> Runs:
@@ -137,6 +149,8 @@ def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> R
         held.values(),
         max_resident_runs=base.config.max_resident_runs,
         max_parked_bytes=base.config.max_parked_bytes,
+        num_history_snapshots=base.config.history_snapshots,
+        wall_clock=base.clock,
     )
     registry = RunRegistry(
         base.config,
@@ -147,6 +161,7 @@ def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> R
         has_work=has_work,
         obstacle=lease.obstacle,
         on_fenced=on_fenced,
+        budgets=base.budgets,
     )
     return Runs(registry, lease, residency, has_work)
 
@@ -181,6 +196,7 @@ def build_checkpoints(
         audit=AuditTrail(base.ledger, clock),
         store_uri=base.store.uri,
         clock=clock,
+        budgets=base.budgets,
     )
 
 
@@ -188,11 +204,18 @@ def build_cycle(
     base: Foundation,
     runs: Runs,
     checkpoints: CheckpointRegistry,
+    step_metrics: StepMetrics,
     *,
     on_end: Callable[[Exception], None],
 ) -> tuple[Cycle, GapWatcher]:
     """Return what executes operations, and what ends those that wait for a missing number."""
-    committer = Committer(base.ledger, base.wire, runs.registry.finish)
+    committer = Committer(
+        base.ledger,
+        base.wire,
+        runs.registry.finish,
+        budgets=base.budgets,
+        note=step_metrics.note,
+    )
     saves = CheckpointSlices(checkpoints, committer, runs.residency, base.wire)
     run_tasks = RunTasks(runs.residency, committer, saves, max_attempts=base.config.max_attempts)
     cycle = Cycle(
@@ -249,7 +272,15 @@ class TrainerPod(WorkerPod):
         self._registry, self._residency, self._lease = runs.registry, runs.residency, runs.lease
         checkpoints = build_checkpoints(base, runs.registry, self._scheduler)
         self._tasks = checkpoints.tasks
-        self._publisher = Publisher(host, base.ledger, base.store, runs.residency, wall_clock)
+        self._exports = WeightExports(config.max_exported_bytes, grace_s=READERS_GRACE_S)
+        self._publisher = Publisher(
+            host,
+            base.ledger,
+            base.store,
+            runs.residency,
+            exports=self._exports,
+            clock=wall_clock,
+        )
         self._adoption = RunAdoption(
             config,
             host,
@@ -283,8 +314,12 @@ class TrainerPod(WorkerPod):
             unretrieved_s=config.unretrieved_retention_s,
             clock=wall_clock,
         )
+        step_metrics = StepMetrics()
+        self._metrics_recorder = MetricsRecorder(step_metrics, self._scheduler)
+        usage = LedgerUsage(base.ledger, config.worker_name, wall_clock=wall_clock)
+        self._usage_reporter = UsageReporter(usage, base.budgets, self._scheduler)
         self._cycle, self._gaps = build_cycle(
-            base, runs, checkpoints.registry, on_end=self._note_end
+            base, runs, checkpoints.registry, step_metrics, on_end=self._note_end
         )
         self._has_ledger = False
         self._add_services(OperationReader(base.ledger, retrievals), checkpoints)
@@ -315,6 +350,7 @@ class TrainerPod(WorkerPod):
             StorageUnavailableError: If an accepted request is in the store, which is away.
         """
         await asyncio.to_thread(storage.probe_at_start, self._store)
+        measure_disk(self._config.data_dir, DATA_FREE_BYTES, DATA_SIZE_BYTES)
         await self._ledger.open()
         self._has_ledger = True
         if self._ledger.is_shared:
@@ -323,6 +359,8 @@ class TrainerPod(WorkerPod):
             await self._adoption.recover()
         await self._tasks.recover()
         self._sweeper.start()
+        self._metrics_recorder.start()
+        self._usage_reporter.start()
         self._cycle.start(
             self._gaps.watch(),
             self._lease.keep(),
@@ -341,8 +379,11 @@ class TrainerPod(WorkerPod):
         await self._tasks.stop()
         await self._adoption.stop()
         await self._cycle.stop()
+        await self._metrics_recorder.stop()
+        await self._usage_reporter.stop()
         await self._retention.flush()
         await self._adoption.park_all()
+        self._exports.close()
         if self._ledger.is_shared:
             failpoints.passing("trainer.leave")
             try:

@@ -87,7 +87,7 @@ def _wrong_types() -> Iterator[Hostile]:
     yield Hostile(name="spec-is-a-list", fates=_NO, spec=[])
     yield Hostile(name="spec-is-empty", fates=_NO, spec={})
     yield _field("method-is-a-number", "method", 5)
-    yield _field("method-is-unknown", "method.type", "dpo")
+    yield _field("method-is-unknown", "method.type", "orpo")
     yield _field("roles-are-a-list", "roles", [])
     yield _field("gpus-are-a-text", "roles.trainer.gpus", "all")
     yield _field("replicas-are-a-float", "roles.trainer.replicas", 1.5)

@@ -14,6 +14,11 @@ ARRIVAL = f'7 recvmsg(9<socket:[1]>, "..{RUN}\\22$0c0ffee0-0000-4000-8000-000000
 SYNC = "8 fdatasync(5</data/trainer.db-wal> <unfinished ...>"
 SYNCED = "8 <... fdatasync resumed>) = 0"
 OTHER_SYNC = "8 fdatasync(5</data/scheduler.sqlite-wal>) = 0"
+HALVES = (
+    f'7 recvmsg(9<socket:[1]>, "..{RUN}\\22$0c0ffee0-0000-4000", iov_len=199) = 99',
+    "6 recvmsg(9<socket:[1]>, <unfinished ...>",
+    '6 <... recvmsg resumed>"-8000-000000000001..") = 99',
+)
 
 
 def arrival(number: int) -> str:
@@ -35,6 +40,7 @@ def answer(number: int) -> str:
         pytest.param(
             [arrival(1), SYNC, SYNCED, answer(1), arrival(2), answer(2)], [True, False], id="once"
         ),
+        pytest.param([*HALVES, SYNC, SYNCED, answer(1)], [True], id="read-in-two"),
     ],
 )
 def test_only_a_whole_sync_between_request_and_answer_counts(

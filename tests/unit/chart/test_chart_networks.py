@@ -47,7 +47,7 @@ ALLOWED = {
     "scheduler": {"gateway", "coordinator", "environment", "controller", "checkpoints", *WORKERS},
     "gateway": {"job-driver", "job-worker"},
     "coordinator": {"gateway"},
-    "environment": {"gateway"},
+    "environment": {"gateway", "coordinator", "job-coordinator"},
     "checkpoints": {"scheduler", "gateway", "job-sampler"},
     "postgresql": {
         *("scheduler", "gateway", "coordinator", "checkpoints"),
@@ -55,8 +55,8 @@ ALLOWED = {
     },
     "s3": {"checkpoints", "job-trainer", "job-sampler"},
     "job-trainer": {"scheduler", "gateway", "job-sampler", "job-trainer"},
-    "job-sampler": {"gateway"},
-    "job-environment": {"gateway"},
+    "job-sampler": {"gateway", "coordinator", "job-coordinator"},
+    "job-environment": {"gateway", "coordinator", "job-coordinator"},
     "job-coordinator": {"gateway"},
 }
 

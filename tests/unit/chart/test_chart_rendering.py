@@ -67,6 +67,12 @@ def test_lint_has_no_warning(name: str) -> None:
             id="bad-quantity",
         ),
         pytest.param({"scheduler": {"settings": {"Max-Runs": 1}}}, "Max-Runs", id="bad-setting"),
+        pytest.param(
+            {"gateway": {"settings": {"nonsense_key": 1}}}, "nonsense_key", id="unknown-setting"
+        ),
+        pytest.param(
+            {"controller": {"settings": {"kueue": "yes"}}}, "kueue", id="setting-of-another-type"
+        ),
         pytest.param({"networkPolicy": {"metricsFrom": [{"ip": "x"}]}}, "ip", id="bad-peer"),
         pytest.param({"monitoring": {"monitors": True}}, "monitors", id="switch-for-word"),
         pytest.param({"gateway": {"ingress": {"enabled": True}}}, "host", id="ingress-nowhere"),

@@ -84,7 +84,7 @@ def test_there_is_a_sample_of_every_method_and_kind() -> None:
     [
         pytest.param({"modle": {}}, "modle", id="misspelt"),
         pytest.param({"roles": {"trainer": {"gpu": 1}}}, "gpu", id="misspelt-in-a-role"),
-        pytest.param({"method": {"type": "dpo"}}, "dpo", id="unknown-method"),
+        pytest.param({"method": {"type": "orpo"}}, "orpo", id="unknown-method"),
         pytest.param({"method": {}}, "type", id="no-method"),
         pytest.param({"backoffLimit": -1}, "minimum", id="below-zero"),
         pytest.param({"model": {"name": "x", "source": "https://x"}}, "match", id="bad-source"),
@@ -134,7 +134,8 @@ def test_a_pool_gets_what_the_namespace_has_unless_it_says_otherwise() -> None:
 
 def test_generated_files_are_fresh() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "helm/render.py", "--check"],
+        [sys.executable, "-m", "helm.render", "--check"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,

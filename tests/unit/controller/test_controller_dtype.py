@@ -14,7 +14,8 @@ from tinsmith_controller.pods.pod_manifests import make_pod
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.spec import DTYPES
-from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Assignment
 
 MODEL = {"name": "qwen3-0.6b", "source": "hf://Qwen/Qwen3-0.6B"}

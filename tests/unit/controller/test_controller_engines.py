@@ -8,7 +8,8 @@ import pytest
 from tests.unit.controller.test_controller_manifests import MODEL, container, env_of, pods_of
 
 from tinsmith_jobs.spec import Role
-from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.spec_reader import SpecError
 
 
 def sampler_pod(sampler: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tinsmith_controller.objects.conversion import node_record, pod_record, workload_record
 from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
-from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status_codec import decode_status, encode_status
 
 _LEAVES = (

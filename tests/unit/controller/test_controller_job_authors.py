@@ -13,7 +13,8 @@ from tinsmith_controller.pods.pod_manifests import make_pod
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.spec import JobSpec
-from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Assignment
 
 DEPLOYMENT = Deployment(

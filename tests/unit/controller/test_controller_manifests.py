@@ -119,7 +119,10 @@ def test_a_pod_is_given_the_key_of_its_role_namespace_and_pool() -> None:
         name: base64.b64decode(text).decode()
         for name, text in make_pod_keys_secret(owner, DEPLOYMENT)["data"].items()
     }
-    assert set(keys) == {"trainer-key", "sampler-key", "environment-key", "coordinator-key"}
+    assert set(keys) == {"trainer-key", "sampler-key", "environment-key", "coordinator-key"} | {
+        "red-trainer-key",
+        "red-sampler-key",
+    }
     for pod in pods_of(EVERYTHING):
         env = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
         if "TINSMITH_POD_KEY" not in env:
@@ -251,7 +254,7 @@ def test_names_are_short_enough_wherever_they_are_used(workload: str, role: str)
 
 
 def test_the_secret_of_a_job_goes_with_it() -> None:
-    secret = make_key_secret(owner_of(EVERYTHING), 3, "tsk_key")
+    secret = make_key_secret(owner_of(EVERYTHING), 3, {"": "tsk_key"})
 
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert secret["data"] == {"api-key": "dHNrX2tleQ=="}

@@ -14,7 +14,8 @@ from tests.fakes.hostile_jobs import (
 from tinsmith_controller.pods.author_policy import AuthorPolicy
 from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_jobs.spec import JobSpec
-from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.spec_reader import SpecError
 
 
 def refusal(job: JobSpec, policy: AuthorPolicy, *, has_kueue_label: bool = False) -> str:

@@ -59,13 +59,15 @@ def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
     return directory
 
 
-def save_tiny_vision(directory: Path) -> Path:
+def save_tiny_vision(
+    directory: Path, *, vocab_size: int = VOCAB, image_token: int = IMAGE_TOKEN, **text: Any
+) -> Path:
     """Write a random Qwen2.5-VL: text as in `save_tiny`, a vision tower of 2 layers."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     text = {
-        "vocab_size": VOCAB,
+        "vocab_size": vocab_size,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -77,6 +79,7 @@ def save_tiny_vision(directory: Path) -> Path:
             "rope_theta": 10_000.0,
             "mrope_section": [2, 3, 3],
         },
+        **text,
     }
     vision = {
         "depth": 2,
@@ -92,10 +95,10 @@ def save_tiny_vision(directory: Path) -> Path:
         "qwen2_5_vl",
         text_config=text | no_tokens,
         vision_config=vision,
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=VOCAB - 2,
-        vision_start_token_id=VOCAB - 4,
-        vision_end_token_id=VOCAB - 3,
+        image_token_id=image_token,
+        video_token_id=vocab_size - 2,
+        vision_start_token_id=vocab_size - 4,
+        vision_end_token_id=vocab_size - 3,
         tie_word_embeddings=True,
         **no_tokens,
     )

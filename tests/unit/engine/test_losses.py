@@ -200,8 +200,8 @@ def wanted_metrics(
     loss: str, config: Mapping[str, float], batch: list[Datum], logprobs: list[FloatArray]
 ) -> dict[str, float]:
     """Return the metrics by their definitions, in float64 and one token after the other."""
-    losses, active, ratios, differences, entropies, clipped, sequence_ratios = (
-        [] for _ in range(7)
+    losses, active, ratios, differences, entropies, clipped, clipped_high, sequence_ratios = (
+        [] for _ in range(8)
     )
     settings = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, **config}
     for datum, lp_T in zip(batch, logprobs, strict=True):
@@ -231,14 +231,22 @@ def wanted_metrics(
                 for name, value in list(settings.items())[:2]
             )
             clipped.append(ratio > high if advantage > 0 else ratio < low)
+            clipped_high.append(advantage > 0 and ratio > high)
     found = {"loss:sum": sum(losses), "num_loss_tokens:sum": float(sum(active))}
     if loss != "cross_entropy":
         found["ratio:mean"] = float(np.mean(ratios))
         found["kl_v1:mean"] = float(np.mean(differences))
         found["kl_v2:mean"] = float(np.mean(np.square(differences)) / 2)
         found["entropy:mean"] = float(np.mean(entropies))
+        found["ratio:max"] = float(np.max(ratios))
+        found["ratio_tail_fraction:mean"] = float(np.mean([r > 2 or r < 0.5 for r in ratios]))
+        found["mismatch:max"] = float(np.max(np.abs(differences)))
+        dead = [not datum.loss_inputs["advantages"].any() for datum in batch]
+        found["zero_advantage_fraction:mean"] = float(np.mean(dead))
     if "clip_low_threshold" in LOSS_SPECS[loss].config:
         found["clip_fraction:mean"] = float(np.mean(clipped))
+        found["clip_high_fraction:mean"] = float(np.mean(clipped_high))
+        found["clip_low_fraction:mean"] = float(np.mean(clipped)) - float(np.mean(clipped_high))
     if loss == "gspo":
         found["sequence_ratio:mean"] = float(np.mean(sequence_ratios))
     if loss == "stable_reinforce":

@@ -39,6 +39,7 @@ from tinsmith_engine import (
     SampleRequest,
 )
 from tinsmith_engine.base.types import BatchRequest
+from tinsmith_runtime.errors import InvalidFieldError
 
 TOLERANCE = 3e-6
 MIXED = {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
@@ -413,3 +414,44 @@ def test_many_runs_in_bfloat16_keep_their_bits(moe_dir: Path) -> None:
         requests.append(request(f"run-{index}", index, lengths))
     alone = [outcome(engine, [one])[0] for one in requests]
     assert outcome(engine, requests) == alone
+
+
+FUSED = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    "olmoe": {"num_experts": 4, "num_key_value_heads": 2},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+}
+"""Families that run through transformers, which keeps the experts of a layer in one tensor."""
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_an_adapter_that_would_leave_out_experts_is_refused(family: str, tmp_path: Path) -> None:
+    engine = Engine.load(save_tiny(tmp_path, family, **FUSED[family]), max_resident_runs=2)
+    with pytest.raises(InvalidFieldError, match=r"train_mlp.*layers\.\d\.mlp\.experts") as refused:
+        engine.check_new_run(LoraConfig(rank=4, seed=0))
+    assert "attention alone, or all weights" in refused.value.message
+    engine.check_new_run(LoraConfig(rank=4, seed=0, train_mlp=False))
+    engine.check_new_run(FullConfig())
+
+
+def test_experts_of_the_packed_decoder_take_adapters(moe_dir: Path) -> None:
+    Engine.load(moe_dir, max_resident_runs=2).check_new_run(LoraConfig(rank=4, seed=0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.products import split_products
 from tinsmith_engine.products.ops import (
     exponentials_,
     row_blocks,
@@ -251,3 +252,21 @@ def test_the_check_finds_kernels_that_do_not_keep_rows(
 def test_rows_are_filled_up_to_the_tile() -> None:
     assert [padded_rows(rows, ROW_TILE) for rows in (0, 1, 16, 17)] == [0, 16, 16, 32]
     assert [padded_rows(rows, WHOLE.row_tile) for rows in (0, 1, 17)] == [0, 1, 17]
+
+
+@pytest.mark.parametrize("at_once", [split_products.WIDENED_AT_ONCE, 100 * 300])
+def test_a_cpu_without_kernels_for_bfloat16_rounds_a_float32_product_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_products, "has_kernels", lambda dtype, device_type: False)
+    monkeypatch.setattr(split_products, "WIDENED_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 300, generator=generator).bfloat16()
+    weight = torch.randn(300, 250, generator=generator).bfloat16()
+    bias = torch.randn(250, generator=generator).bfloat16()
+    wanted = (x.double() @ weight.double() + bias.double()).bfloat16()
+    for split in (WHOLE, KSplit(512, ROW_TILE)):
+        found = split.product(x, weight, bias)
+        # A sum in float32 lies on the other side of a rounding border now and then.
+        assert (found != wanted).float().mean() < 0.01
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-3)

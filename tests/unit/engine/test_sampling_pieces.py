@@ -70,8 +70,8 @@ def test_cut_and_joined_prompts_have_the_trainers_bits(
         for weights in versions
     ]
     alone = [bits(run_all(Sampler(engine), one)[0]) for one in requests]
-    # In pieces of at most 64 and 128 tokens, and in pieces beside sequences.
-    for max_tokens in (64, 128, 4096):
+    # In pieces of parts of a block, of two blocks, and in pieces beside sequences.
+    for max_tokens in (48, 128, 4096):
         sampler = Sampler(engine, max_prefill_tokens=max_tokens)
         beside = request(prompt_tokens=tokens(5), max_tokens=60)
         _, *found = run_all(sampler, beside, *requests)
@@ -88,7 +88,9 @@ def test_threads_change_no_bit_of_a_cut_prompt(tmp_path: Path, count: int) -> No
     num_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
-        assert bits(run_all(Sampler(engine, max_prefill_tokens=64), one)[0]) == wanted
+        for max_tokens in (16, 64):
+            sampler = Sampler(engine, max_prefill_tokens=max_tokens)
+            assert bits(run_all(sampler, one)[0]) == wanted
     finally:
         torch.set_num_threads(num_threads)
 
@@ -252,3 +254,23 @@ def test_prompts_get_about_the_time_of_the_sequences() -> None:
     assert settle(1e-4, 1) <= 0.01
     # More prompts than sequences get more time.
     assert 0.02 <= settle(1e-5, 160) <= 0.1
+
+
+def test_a_piece_is_not_halved_where_that_takes_as_long() -> None:
+    budget = PieceBudget(4096)
+
+    def settle(step_s: float, seconds_of_token: float) -> int:
+        for _ in range(30):
+            num_tokens = budget.of_step(16)
+            read_s = step_s + seconds_of_token * num_tokens
+            budget.note(num_tokens, read_s, 0.01, num_prompts=1, num_rows=16)
+        return budget.of_piece(16)
+
+    # Each token costs what it costs: as few as there may be.
+    assert settle(0.0, 1e-2) == 16
+    # A piece takes 0.02 s whatever is in it.
+    assert settle(0.002, 1e-5) > 64
+    assert settle(0.02, 1e-6) >= 64
+    # And once tokens cost something again, there are fewer.
+    assert settle(0.002, 1e-5) > 64
+    assert settle(0.0, 1e-2) == 16

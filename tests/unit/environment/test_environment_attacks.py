@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.processes import is_alive
 from tests.support.wait import eventually
 from tests.unit.environment.hostile_environments import MARK
 
@@ -33,7 +35,9 @@ LIMITS = ProcessLimits(max_processes=40, file_bytes=2**20, open_files=64)
 async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
     for name in ("TINSMITH_POD_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_PASSWORD"):
         monkeypatch.setenv(name, f"{MARK}-{name}")
-    pool = WorkerPool(num_workers=2, step_timeout_s=20.0, python_path=FOLDER, limits=LIMITS)
+    pool = WorkerPool(
+        num_workers=2, max_workers=4, step_timeout_s=20.0, python_path=FOLDER, limits=LIMITS
+    )
     await pool.start()
     yield pool
     await pool.stop()
@@ -49,14 +53,6 @@ async def play(pool: WorkerPool, project: str) -> Worker:
 
 async def act(worker: Worker, text: str) -> StepResult:
     return await worker.step("a", Action(text=text))
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; what is dead and not reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 async def test_no_secret_of_the_pod_is_found(tmp_path: Path) -> None:
@@ -119,24 +115,35 @@ async def test_more_projects_than_processes_are_refused() -> None:
         await pool.stop()
 
 
-async def test_a_worker_that_starts_slowly_holds_up_no_other_project(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_worker_that_starts_slowly_holds_up_no_other_project() -> None:
     pool = WorkerPool(num_workers=1, max_workers=2, start_timeout_s=300.0, python_path=FOLDER)
     await pool.start()
-    slow = tmp_path / "python"
-    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
-    slow.chmod(0o755)
     try:
         first = await play(pool, "one")
-        monkeypatch.setattr(sys, "executable", str(slow))
+        first.num_instances = 0
+        (fork_server,) = pool.fork_servers
+        os.kill(fork_server, signal.SIGSTOP)
         waiting = asyncio.create_task(pool.assign("two"))
-        await eventually((tmp_path / "started").exists)
         async with asyncio.timeout(60):
             assert await pool.assign("one") is first
         assert not waiting.done()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        os.kill(fork_server, signal.SIGCONT)
+        assert (await waiting).loss is None
+    finally:
+        await pool.stop()
+
+
+async def test_the_death_of_the_fork_server_fails_its_workers_and_it_is_started_again() -> None:
+    pool = WorkerPool(num_workers=1, python_path=FOLDER)
+    await pool.start()
+    try:
+        worker = await play(pool, "one")
+        (fork_server,) = pool.fork_servers
+        os.kill(fork_server, signal.SIGKILL)
+        with pytest.raises(EnvironmentFailedError, match="the episode is lost"):
+            await act(worker, "sleeps")
+        await eventually(lambda: any(each.pid != worker.pid for each in pool.workers))
+        assert (await act(await play(pool, "one"), "remember x")).info["before"] == []
     finally:
         await pool.stop()
 

@@ -9,7 +9,12 @@ import pytest
 
 from tinsmith.names import InstanceName
 from tinsmith_environment import Action, Observation, StepResult
-from tinsmith_environment.instances.instance import InstanceLimits, InstanceState, InstanceView
+from tinsmith_environment.instances.instance import (
+    InstanceLimits,
+    InstanceState,
+    InstanceView,
+    NewInstance,
+)
 from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, EnvironmentSpec
 from tinsmith_environment.workers.worker import WorkerLoss
@@ -87,11 +92,12 @@ class Rig:
     async def create(self, project: str = "p", **fields: Any) -> InstanceView:
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
-        fields = {
-            "environment": "task", "seed": 1, "config": {}, "request_id": request_id,
-            "digest": b"d", **fields,
-        }  # fmt: skip
-        return await self.registry.create(project, fields.pop("environment"), **fields)
+        identity = {
+            "request_id": fields.pop("request_id", request_id),
+            "digest": fields.pop("digest", b"d"),
+        }
+        wished = {"environment": "task", "seed": 1, "config": {}, **fields}
+        return await self.registry.create(NewInstance(project=project, **wished), **identity)
 
     async def step(self, view: InstanceView, index: int, text: str = "go") -> StepResult:
         return await self.registry.step(view.name.project, view.name, index, Action(text=text))
@@ -300,3 +306,73 @@ async def test_unknown_names_and_settings(rig: Rig) -> None:
         await rig.create(environment="nothing")
     with pytest.raises(InvalidFieldError, match="known are: level"):
         await rig.create(config={"levle": 1})
+
+
+@pytest.mark.parametrize(
+    ("limits", "whose"),
+    [
+        pytest.param({"max_starting": 2}, "the pod", id="pod"),
+        pytest.param({"max_project_starting": 2}, "project p", id="project"),
+    ],
+)
+async def test_those_that_start_are_limited_apart(limits: dict[str, int], whose: str) -> None:
+    rig = Rig(**limits)
+    for _ in range(2):
+        # Those that live do not count.
+        results = await asyncio.gather(*(rig.create() for _ in range(3)), return_exceptions=True)
+        (refused,) = [result for result in results if isinstance(result, CapacityExhaustedError)]
+        assert f"of {whose} are being started, the limit is 2" in refused.message
+        assert refused.retry_after_s == 0.2
+
+
+async def test_instances_go_with_their_client() -> None:
+    rig = Rig(ttl_s=1000.0)
+    for _ in range(2):
+        # A client that comes back counts anew.
+        view, other = await rig.create(client_id="c"), await rig.create()
+        with rig.registry.clients.present(("p", "c")), rig.registry.clients.present(("p", "c")):
+            rig.now_s += 31
+            assert rig.registry.expire() == 0
+        rig.now_s += 29
+        assert rig.registry.expire() == 0
+        assert (await rig.step(view, 0)).reward == 0.5
+        await rig.step(other, 0)
+        rig.now_s += 1
+        assert rig.registry.expire() == 1
+        with pytest.raises(InstanceNotFoundError):
+            rig.registry.get("p", view.name)
+        rig.registry.delete("p", other.name)
+    await rig.create("q", client_id="c")
+    rig.now_s += 40
+    assert rig.registry.expire() == 0
+
+
+async def test_statistics_by_job(rig: Rig) -> None:
+    finished = await rig.create(job="one")
+    await rig.step(finished, 0)
+    await rig.step(finished, 1, "done")
+    failed = await rig.create(job="one")
+    with pytest.raises(EnvironmentFailedError):
+        await rig.step(failed, 0, "raise")
+    rig.registry.delete("p", (await rig.create(job="one")).name)
+    await rig.create(job="two")
+    await rig.create("q", job="one")
+    (one, counted), (two, _) = rig.registry.statistics.of("p")
+    assert (one.job, one.environment, two.job) == ("one", "task", "two")
+    assert (counted.num_episodes, counted.num_finished, counted.num_abandoned) == (3, 1, 1)
+    assert counted.num_failures == {"raised": 1}
+    assert (counted.num_steps, counted.mean_reward) == (2, 1.0)
+    assert 0 < counted.step_time_s(0.5) <= counted.step_time_s(0.99)
+    rig.registry.statistics.reset("p", "one")
+    assert [key.job for key, _ in rig.registry.statistics.of("p")] == ["two"]
+    rig.registry.statistics.reset("p")
+    assert rig.registry.statistics.of("p") == []
+    assert len(rig.registry.statistics.of("q")) == 1
+
+
+async def test_a_failed_start_counts_as_a_failed_episode(rig: Rig) -> None:
+    rig.worker.create_error = EnvironmentFailedError("boom", cause="raised")
+    with pytest.raises(EnvironmentFailedError):
+        await rig.create(job="one")
+    ((_, counted),) = rig.registry.statistics.of("p", "one")
+    assert (counted.num_episodes, counted.num_failures) == (1, {"raised": 1})

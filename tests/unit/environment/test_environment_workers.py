@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.processes import is_alive
+from tests.support.wait import eventually
 
 from tinsmith_environment import Action
 from tinsmith_environment.workers.pool import WorkerPool
@@ -128,13 +131,95 @@ async def test_settings_and_actions_are_refused_as_fields(pool: WorkerPool) -> N
         await worker.step("a", Action(tokens=(1,)))
 
 
-async def test_a_worker_ends_with_its_pod(pool: WorkerPool) -> None:
-    (worker,) = pool.workers
-    await create(worker, "a")
-    step = asyncio.create_task(worker.step("a", Action(text="hang")))
-    await asyncio.sleep(0.1)
-    assert worker._process is not None
-    assert worker._process.stdin is not None
-    worker._process.stdin.close()
-    with pytest.raises(EnvironmentFailedError, match="exit code 0"):
-        await step
+async def test_a_hanging_worker_ends_with_its_pod(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from tinsmith_environment import Action\n"
+        "from tinsmith_environment.workers.pool import WorkerPool\n"
+        "async def main():\n"
+        f"    pool = WorkerPool(num_workers=1, python_path={str(Path(__file__).parent)!r})\n"
+        "    await pool.start()\n"
+        "    (worker,) = pool.workers\n"
+        f"    await worker.create('a', {UNRULY!r}, {{}}, 1, {{'fail_reset': False}})\n"
+        "    print(worker.pid, *pool.fork_servers, flush=True)\n"
+        "    await worker.step('a', Action(text='hang'))\n"
+        "asyncio.run(main())\n"
+    )
+    pod = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+    )
+    assert pod.stdout is not None
+    async with asyncio.timeout(60):
+        pids = [int(part) for part in (await pod.stdout.readline()).split()]
+    pod.kill()
+    await pod.wait()
+    await eventually(lambda: not any(is_alive(pid) for pid in pids))
+
+
+async def test_workers_draw_other_numbers_and_import_nothing_twice(tmp_path: Path) -> None:
+    # The module counts its imports in a file and draws a number in each process.
+    (tmp_path / "drawing.py").write_text(
+        "import random\n"
+        "from tinsmith_environment import Environment, Observation, StepResult\n"
+        f"with open({str(tmp_path / 'imports')!r}, 'a') as file:\n"
+        "    file.write('x')\n"
+        "class Drawing(Environment):\n"
+        "    def reset(self, seed, config):\n"
+        "        return Observation.of_user(str(random.random()))\n"
+        "    def step(self, action):\n"
+        "        return StepResult(Observation(), 0.0, True)\n"
+    )
+    pool = WorkerPool(num_workers=3, python_path=str(tmp_path), modules=["drawing", "nowhere"])
+    await pool.start()
+    try:
+        drawn = [
+            (await worker.create("a", "drawing:Drawing", {}, 1, {})).messages[0].content
+            for worker in pool.workers
+        ]
+    finally:
+        await pool.stop()
+    assert len(set(drawn)) == 3
+    assert (tmp_path / "imports").read_text() == "x"
+
+
+async def test_modules_that_start_threads_are_imported_by_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\n"
+        "from tinsmith_environment import Environment, Observation, StepResult\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "class Threaded(Environment):\n"
+        "    def reset(self, seed, config):\n"
+        "        return Observation.of_user(str(threading.active_count()))\n"
+        "    def step(self, action):\n"
+        "        return StepResult(Observation(), 0.0, True)\n"
+    )
+    pool = WorkerPool(num_workers=1, python_path=str(tmp_path), modules=["threaded"])
+    await pool.start()
+    try:
+        (worker,) = pool.workers
+        observation = await worker.create("a", "threaded:Threaded", {}, 1, {})
+    finally:
+        await pool.stop()
+    assert observation.messages[0].content == "2"
+
+
+async def test_a_process_that_closes_its_socket_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "closing.py").write_text(
+        "import os, time\n"
+        "from tinsmith_environment import Environment, Observation, StepResult\n"
+        "class Closing(Environment):\n"
+        "    def reset(self, seed, config):\n"
+        "        os.closerange(3, 64)\n"
+        "        time.sleep(600)\n"
+        "    def step(self, action):\n"
+        "        return StepResult(Observation(), 0.0, True)\n"
+    )
+    pool = WorkerPool(num_workers=1, python_path=str(tmp_path))
+    await pool.start()
+    try:
+        (worker,) = pool.workers
+        with pytest.raises(EnvironmentFailedError, match=r"SIGKILL|closed its socket") as caught:
+            await worker.create("a", "closing:Closing", {}, 1, {})
+        assert caught.value.metadata["cause"] == "crashed"
+    finally:
+        await pool.stop()

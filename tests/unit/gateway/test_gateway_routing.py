@@ -64,6 +64,16 @@ def test_a_bound_caller_is_served_by_its_pool() -> None:
     assert choose_worker(AnyOf("sampler"), [pooled, dedicated]) == ""
 
 
+@pytest.mark.parametrize("role", ["environment", "coordinator"])
+def test_an_agent_of_a_job_comes_to_what_its_job_has(role: str) -> None:
+    of_job = RoleWorker("b", "b:1", pool="duel.12")
+    shared = RoleWorker("a", "a:1")
+    agent = AnyOf(role, "duel.12.black")
+    assert choose_worker(agent, [shared, of_job]) == "b:1"
+    assert choose_worker(agent, [shared]) == "a:1"
+    assert choose_worker(AnyOf("sampler", "duel.12.black"), [of_job]) == "", "no other's weights"
+
+
 def test_an_instance_is_found_at_the_environment_that_made_it() -> None:
     workers = [RoleWorker(f"workers/environment-{n}", f"e:{n}") for n in range(3)]
     parent = "projects/p/environments/math"

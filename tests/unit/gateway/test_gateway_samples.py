@@ -51,7 +51,7 @@ class SlowSampler:
 class PodKeys:
     """Makes credentials of no caller."""
 
-    def for_pods(self, project: str) -> Credential:
+    def for_pods(self, project: str, *, charged_key: str = "") -> Credential:
         return Credential(Caller(project, PodRole.GATEWAY, "pod"), (), "")
 
 
@@ -80,7 +80,7 @@ async def test_a_sample_is_given_up_before_it_began(
     database: Database, sampler: SlowSampler
 ) -> None:
     drawn = make(database, sampler)
-    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     async with asyncio.timeout(10):
         await drawn.cancel("a", FUTURE)
     ended = await drawn.wait("a", FUTURE, 1)
@@ -94,7 +94,7 @@ async def test_a_sample_is_given_up_many_times_at_once(
     database: Database, sampler: SlowSampler
 ) -> None:
     drawn = make(database, sampler)
-    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     await eventually(lambda: sampler.num_calls)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         for _ in range(5):
@@ -105,7 +105,7 @@ async def test_a_sample_is_given_up_many_times_at_once(
     assert ended is not None
     assert "cancelled" in str(ended.error)
     # Its place is free, and the same promise is not made again.
-    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     assert sampler.num_calls == 1
 
 
@@ -113,7 +113,7 @@ async def test_what_a_stop_cut_off_is_drawn_after_the_start(
     database: Database, sampler: SlowSampler
 ) -> None:
     before = make(database, sampler)
-    await before.submit("a", SESSION, FUTURE, BODY)
+    await before.submit("a", SESSION, FUTURE, BODY, key_id="k")
     await eventually(lambda: sampler.num_calls)
     await before.stop()
     after = make(database, sampler)
@@ -130,8 +130,8 @@ async def test_what_a_stop_cut_off_is_drawn_after_the_start(
 
 async def test_a_promise_belongs_to_its_project(database: Database, sampler: SlowSampler) -> None:
     drawn = make(database, sampler)
-    await drawn.submit("a", SESSION, FUTURE, BODY)
-    await drawn.submit("b", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
+    await drawn.submit("b", SESSION, FUTURE, BODY, key_id="k")
     await drawn.cancel("b", FUTURE)
     assert isinstance(await drawn.wait("a", FUTURE, 0), str)
     assert await drawn.wait("c", FUTURE, 0) is None
@@ -155,15 +155,15 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
 ) -> None:
     monkeypatch.setattr(sample_futures, limit, value)
     drawn = make(database, sampler)
-    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     with pytest.raises(QueueFullError) as refusal:
-        await drawn.submit("a", SESSION, "sample.s.1", BODY)
+        await drawn.submit("a", SESSION, "sample.s.1", BODY, key_id="k")
     assert refusal.value.retry_after_s is not None
     # What was promised is promised still, and another project has its own share.
-    await drawn.submit("a", SESSION, FUTURE, BODY)
-    await drawn.submit("b", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
+    await drawn.submit("b", SESSION, FUTURE, BODY, key_id="k")
     await drawn.cancel("a", FUTURE)
-    await drawn.submit("a", SESSION, "sample.s.1", BODY)
+    await drawn.submit("a", SESSION, "sample.s.1", BODY, key_id="k")
     await drawn.stop()
 
 
@@ -187,7 +187,7 @@ async def test_the_end_of_a_sample_is_kept_once_the_database_is_back(
     sampler.may_draw.set()
     store = FlakyStore(database, num_failures=3)
     drawn = Samples(store, cast(Upstream, sampler), cast(Callers, PodKeys()), Usage(database))
-    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     ended = await drawn.wait("a", FUTURE, 30)
     assert not isinstance(ended, str)
     assert ended is not None

@@ -14,7 +14,7 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, Report
-from tinsmith_jobs.spec_codec import SpecError
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Saved, Status
 from tinsmith_jobs.status_codec import decode_status, encode_status
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.fakes.job_specs import REFUSED, TRAINING
+from tests.fakes.job_specs import MODEL, REFUSED, TRAINING
 
 from tinsmith.jobs.data import RECIPE_METHODS
 from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.spec import JobSpec, Method
-from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.spec_reader import SpecError
 
 _CRD = Path(__file__).parents[3] / "k8s/crd/trainingjobs.tinsmith.dev.yaml"
 _VERSION = yaml.safe_load(_CRD.read_text())["spec"]["versions"][0]
@@ -54,6 +55,8 @@ def _with(path: tuple[str, ...], value: object) -> dict[str, Any]:
     for name in path[:-1]:
         inner = inner.setdefault(name, {})
     inner[path[-1]] = value
+    if path == ("roles", "sampler", "gpus"):
+        inner["engine"] = "vllm"
     return spec
 
 
@@ -63,7 +66,7 @@ def test_the_defaults_of_the_schema_are_those_of_the_code() -> None:
     assert decode_job("job", filled) == decode_job("job", TRAINING)
     bare = JobSpec(method=Method.RL)
     job = decode_job("job", TRAINING)
-    for name in ("adapter_type", "rank", "scheduling", "checkpoint", "managed_by", "suspend"):
+    for name in ("adapter", "agents", "scheduling", "checkpoint", "managed_by", "suspend"):
         assert getattr(job, name) == getattr(bare, name)
     for name in ("startup_deadline_s", "stall_timeout_s", "backoff_limit", "ttl_s", "rules"):
         assert getattr(job, name) == getattr(bare, name)
@@ -92,6 +95,47 @@ def test_a_spec_that_can_not_be_run_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=message):
         decode_job(name, spec)
+
+
+MOE = {"name": "moe", "source": "hf://Qwen/Qwen3-30B-A3B-Instruct-2507"}
+VISION = {"name": "vl", "source": "hf://Qwen/Qwen2.5-VL-7B-Instruct"}
+
+
+@pytest.mark.parametrize(
+    ("model", "roles", "message"),
+    [
+        (MOE, {"trainer": {"gpus": 2}}, "trainer.gpus is 2: adapters of a model of the type qwen3"),
+        (VISION, {"trainer": {"gpus": 8}}, "one device that holds it, and more replicas"),
+        (MOE, {"sampler": {"gpus": 2}}, "sampler.gpus is 2: the embedded engine samples on one"),
+        (VISION, {"sampler": {"gpus": 2, "engine": "vllm"}}, "reads images, which engine vllm"),
+        (MODEL, {"sampler": {"gpus": 4}}, "take engine vllm"),
+        (MODEL, {"trainer": {"gpus": 4}, "sampler": {"gpus": 4, "engine": "vllm"}}, ""),
+        (MOE, {"trainer": {"gpus": 1}, "sampler": {"gpus": 4, "engine": "vllm"}}, ""),
+        (VISION, {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}}, ""),
+        ({**MOE, "source": "pvc://models/moe"}, {"trainer": {"gpus": 2}}, ""),
+    ],
+)
+def test_devices_that_a_pod_could_not_use_are_refused_before_nodes_are_taken(
+    model: dict[str, str], roles: dict[str, Any], message: str
+) -> None:
+    both = {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}} | roles
+    job = {**TRAINING, "model": model, "roles": both}
+    pool = {"model": model, **roles}
+    if not message:
+        decode_job("job", job)
+        decode_pool("pool", pool)
+        return
+    with pytest.raises(SpecError, match=message) as refused:
+        decode_job("job", job)
+    assert refused.value.field == "spec.roles"
+    with pytest.raises(SpecError, match=message):
+        decode_pool("pool", pool)
+
+
+def test_trainers_of_all_weights_are_spread_over_devices_whatever_the_model() -> None:
+    roles = {"trainer": {"gpus": 8}, "sampler": {"gpus": 1}}
+    job = {**TRAINING, "model": MOE, "adapter": {"type": "full"}, "roles": roles}
+    assert decode_job("job", job).roles[0].gpus == 8
 
 
 def test_a_driver_is_told_every_default() -> None:

@@ -16,7 +16,7 @@ from tinsmith.recipes import rl, supervised
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer, SavedState
 
-CONFIG = supervised.Config(data="chats/chat.jsonl", num_steps=60)
+CONFIG = supervised.Config(data="chats/chat.jsonl", num_steps=60, learning_rate=1e-2)
 RUN = "projects/default/trainingRuns/run-1"
 
 
@@ -163,7 +163,8 @@ def test_two_processes_never_write_into_one_folder() -> None:
     script = (
         "import sys; from tinsmith.recipes import supervised;"
         "from tinsmith.recipes.experiment.experiment import Experiment;"
-        "held = Experiment('supervised', supervised.Config(data='chats/chat.jsonl', num_steps=60));"
+        "config = supervised.Config(data='chats/chat.jsonl', num_steps=60, learning_rate=1e-2);"
+        "held = Experiment('supervised', config);"
         f"held.begin({RUN!r}); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(

@@ -63,3 +63,15 @@ def test_gradients_that_are_zero_or_not_finite_are_told_once() -> None:
     health.note_gradient(float("inf"))
     assert len(said) == 2
     assert said[1].startswith("warning: the gradient is not finite")
+
+
+def test_a_kl_that_stays_high_is_told_once() -> None:
+    said: list[str] = []
+    health = Health(said.append)
+    for kl in (0.02, -0.02, 0.0, 0.02, 0.02):
+        health.note_kl(kl)
+    assert not said
+    for _ in range(3):
+        health.note_kl(0.02)
+    assert len(said) == 1
+    assert "above 0.01 in the last 3 steps" in said[0]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from tinsmith.recipes.experiment.curves import Curve
+from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.run_log import RunLog
+from tinsmith.types import Datum, ModelInput
 
 METRICS = {"loss": 0.0241, "grad_norm": 0.00279, "learning_rate": 0.00535}
 CHECKPOINT = "projects/default/trainingRuns/run-1/checkpoints/final"
@@ -21,7 +27,7 @@ def run(folder: Path, *, num_steps: int = 4, observer: Observer | None = None) -
     with log:
         for step in range(num_steps):
             log.add(step, METRICS)
-        log.plot("a", "loss", y_label="loss")
+        log.plot("a", Curve("loss", "loss"))
         log.say_end(["score: 0 -> 1"], "projects/default/trainingRuns/run-1", CHECKPOINT)
 
 
@@ -83,3 +89,45 @@ def test_the_end_says_where_everything_is_and_what_comes_next(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run(tmp_path)
     assert "picture     none: matplotlib is not installed" in capsys.readouterr().out
+
+
+class Bytes:
+    """A tokenizer of bytes."""
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of bytes."""
+        del skip_special_tokens
+        return bytes(tokens).decode()
+
+
+def test_first_data_show_what_is_trained_on_with_colours_and_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = list("2+3=5 é".encode())
+    weights = np.array([0, 0, 0, 1, 1, -1, -1], np.float32)
+    datum = Datum(
+        ModelInput.from_ints(tokens[:-1]),
+        {"target_tokens": np.array(tokens[1:], np.int64), "weights": weights},
+    )
+    tokenizer: Any = Bytes()
+    text = show_weights(tokenizer, datum)
+    assert text.plain == "2+3=⟦5 ⟧⟦é⟧"
+    styles = [text.get_style_at_offset(Console(), index).color for index in (0, 5, 9)]
+    assert [style.name for style in styles if style] == ["yellow", "green", "red"]
+    with RunLog(tmp_path, title="t", num_steps=1) as log:
+        log.show("data:", text)
+    assert capsys.readouterr().out == "data:\n2+3=⟦5 ⟧⟦é⟧\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with RunLog(tmp_path, title="t", num_steps=1) as log:
+        log.show("data:", text)
+    assert "\x1b[" in capsys.readouterr().out
+
+
+def test_what_a_variant_says_begins_with_its_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observer = Observer()
+    observer.label = "rank=8: "
+    with RunLog(tmp_path, title="t", num_steps=1, observer=observer) as log:
+        log.say("begins")
+    assert capsys.readouterr().out == "rank=8: begins\n"

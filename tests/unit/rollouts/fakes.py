@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinsmith.types import SampledSequence, SamplingParams
+from tinsmith.environments.environment import Action
+from tinsmith.types import ImageChunk, ModelInput, SampledSequence, SamplingParams
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|eot|>")
 _PIECES = re.compile("|".join(re.escape(s) for s in SPECIALS) + "|.", re.DOTALL)
@@ -13,6 +14,9 @@ _PIECES = re.compile("|".join(re.escape(s) for s in SPECIALS) + "|.", re.DOTALL)
 
 class CharTokenizer:
     """Special tokens are 0..2, every other character is one token."""
+
+    chat_template: str | None = "{{ messages }}"
+    image_token_id: int | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if add_special_tokens:
@@ -26,7 +30,11 @@ class CharTokenizer:
         return "".join(SPECIALS[t] if t < len(SPECIALS) else chr(t - 10) for t in tokens)
 
     def render_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         text = "".join(self.render_message(messages, i) for i in range(len(messages)))
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
@@ -65,7 +73,11 @@ class SpacedTokenizer(CharTokenizer):
         return f"{message['role']}: {message['content']}\n"
 
     def render_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         text = "".join(self.render_message(messages, i) for i in range(len(messages)))
         return text + ("assistant: " if add_generation_prompt else "")
@@ -73,7 +85,9 @@ class SpacedTokenizer(CharTokenizer):
 
 @dataclass
 class FakeObservation:
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[ImageChunk] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def user(cls, content: str) -> FakeObservation:
@@ -93,12 +107,12 @@ class FakeInstance:
 
     def __init__(self, first: str, outcomes: Sequence[FakeOutcome | Exception]) -> None:
         self.observation = FakeObservation.user(first)
-        self.actions: list[str] = []
+        self.actions: list[str | Action] = []
         self.num_deletes = 0
         self._outcomes = list(outcomes)
 
-    async def step_async(self, text: str) -> FakeOutcome:
-        self.actions.append(text)
+    async def step_async(self, action: str | Action) -> FakeOutcome:
+        self.actions.append(action)
         outcome = self._outcomes[len(self.actions) - 1]
         if isinstance(outcome, Exception):
             raise outcome
@@ -117,11 +131,9 @@ class ScriptedSampler:
         self._texts = list(texts)
         self._tokenizer = tokenizer
 
-    async def sample_async(
-        self, prompt_tokens: Sequence[int], params: SamplingParams
-    ) -> SampledSequence:
+    async def sample_async(self, prompt: ModelInput, params: SamplingParams) -> SampledSequence:
         turn = len(self.prompts)
-        self.prompts.append(list(prompt_tokens))
+        self.prompts.append(prompt.to_ints())
         self.params.append(params)
         text = self._texts[turn]
         if isinstance(text, Exception):

@@ -31,7 +31,7 @@ def test_the_context_is_the_template_of_the_whole_conversation(
     """Whether turns were cut off or not, appended tokens equal the template of all messages."""
     tokenizer = CharTokenizer()
     conversation = Conversation(tokenizer)
-    context = list(conversation.begin(user(first)))
+    context = list(conversation.begin(user(first)).tokens)
     messages = user(first)
     for said, shown, is_cut in turns:
         sampled = encode(tokenizer, said + ("" if is_cut else "<|im_end|>"))

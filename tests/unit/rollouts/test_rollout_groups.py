@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tinsmith.rollouts import (
     center_rewards,
     run_groups,
 )
-from tinsmith.types import SampledSequence, SamplingParams
+from tinsmith.types import ModelInput, SampledSequence, SamplingParams
 
 TOKENIZER = CharTokenizer()
 
@@ -33,9 +32,7 @@ class CountingSampler:
         self.max_running = 0
         self._failing = failing
 
-    async def sample_async(
-        self, prompt_tokens: Sequence[int], params: SamplingParams
-    ) -> SampledSequence:
+    async def sample_async(self, prompt: ModelInput, params: SamplingParams) -> SampledSequence:
         call = self.num_calls
         self.num_calls += 1
         self.num_running += 1

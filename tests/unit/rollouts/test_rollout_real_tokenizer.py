@@ -35,7 +35,7 @@ def test_the_context_reads_as_the_template_and_its_prefix_never_changes(
     end = tok.encode(TURN_END, add_special_tokens=False)
     messages = [{"role": "user", "content": "hello"}]
     conversation = Conversation(tok)
-    context = list(conversation.begin(messages))
+    context = list(conversation.begin(messages).tokens)
     assert context == tok.apply_chat_template(messages, add_generation_prompt=True)
     for said, shown, is_cut in turns:
         # Letter by letter: a tokenisation that encoding the text again would not give.

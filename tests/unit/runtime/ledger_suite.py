@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND, FencedError
-from tinsmith_runtime.records import AuditEvent
+from tinsmith_runtime.records import HISTORY_RETENTION_S, AuditEvent
 
 OpenLedger = Callable[[], Ledger]
 RUN = "projects/p/trainingRuns/r"
@@ -149,7 +148,11 @@ def task(name: str, **fields: Any) -> TaskRecord:
 def cutoffs(
     *, retrieved_s: float = 0.0, unretrieved_s: float = 0.0, request_s: float = 0.0
 ) -> Cutoffs:
-    return Cutoffs(retrieved_s=retrieved_s, unretrieved_s=unretrieved_s, request_s=request_s)
+    return Cutoffs(
+        now_s=request_s + HISTORY_RETENTION_S,
+        retrieved_s=retrieved_s,
+        unretrieved_s=unretrieved_s,
+    )
 
 
 class LedgerSuite:
@@ -413,181 +416,6 @@ class LedgerSuite:
         assert await numbers(1, limit_bytes=100) == [1]
         assert await numbers(1, limit_bytes=1) == [1]  # at least one, or it would never be read
         assert await numbers(3) == []
-
-    # Snapshots.
-
-    async def test_snapshots_are_newest_first_and_forgotten_below_a_number(
-        self, ledger: Ledger
-    ) -> None:
-        await ledger.adopt_run(run_record(OTHER))
-        for number in (3, 1, 2):
-            await ledger.add_snapshot(snapshot(number), 1)
-        await ledger.add_snapshot(snapshot(1, OTHER), 1)
-        await ledger.add_snapshot(snapshot(3, sha256="cd"), 1)
-        assert await ledger.list_snapshots(RUN) == [
-            snapshot(3, sha256="cd"),
-            snapshot(2),
-            snapshot(1),
-        ]
-        removed = await ledger.delete_snapshots(RUN, 3)
-        assert sorted(record.sequence_number for record in removed) == [1, 2]
-        assert await ledger.list_snapshots(RUN) == [snapshot(3, sha256="cd")]
-        assert await ledger.list_snapshots(OTHER) == [snapshot(1, OTHER)]
-
-    # Retention.
-
-    async def test_results_are_dropped_by_age_and_leave_their_digest(self, ledger: Ledger) -> None:
-        for number in range(1, 6):
-            await ledger.submit(operation(number))
-        await ledger.finish(
-            RUN,
-            1,
-            [
-                outcome(1, finish_time_s=100.0),
-                outcome(2, finish_time_s=100.0),
-                outcome(3, finish_time_s=300.0, result=None),
-                outcome(4, finish_time_s=100.0, result=None),
-            ],
-        )
-        await ledger.note_retrieved(RUN, 1, {1: 200.0, 3: 200.0, 5: 200.0})
-        await ledger.note_retrieved(RUN, 1, {1: 900.0})  # an earlier note stays
-
-        async def expired(cutoffs: Cutoffs) -> list[int]:
-            assert await ledger.has_expirable(RUN, cutoffs)
-            assert not (await ledger.expire(RUN, 1, cutoffs)).is_empty
-            assert (await ledger.expire(RUN, 1, cutoffs)).is_empty
-            found = await ledger.operations_from(RUN, 1)
-            return [record.sequence_number for record in found if record.is_expired]
-
-        assert not await ledger.has_expirable(RUN, cutoffs(retrieved_s=200.0, unretrieved_s=100.0))
-        assert await expired(cutoffs(unretrieved_s=101.0)) == [2, 4]
-        assert await expired(cutoffs(retrieved_s=201.0)) == [1, 2, 3, 4]
-        first, _, third, _, waiting = await ledger.operations_from(RUN, 1)
-        assert (first.state, first.result) == (OperationState.SUCCEEDED, None)
-        assert first.result_digest == hashlib.sha256(b"result").digest()
-        assert (third.state, third.error, third.result_digest) == ("failed", None, None)
-        assert (waiting.state, waiting.retrieve_time_s) == (OperationState.PENDING, None)
-        # The requests are there: no snapshot contains them.
-        assert first.payload == b"payload"
-        assert await ledger.finished_after(RUN, 0, limit=10, limit_bytes=1000) == []
-        again = await ledger.submit(operation(1))
-        assert (again.sequence_number, again.is_expired) == (1, True)
-        assert (await ledger.resume_point(RUN)).next_sequence_number == 5
-
-    async def test_requests_are_dropped_once_two_snapshots_contain_them(
-        self, ledger: Ledger
-    ) -> None:
-        for number in range(1, 5):
-            path = f"{RUN}/payloads/{number}"
-            await ledger.submit(operation(number, payload=None, payload_path=path))
-        await ledger.finish(RUN, 1, [outcome(number) for number in (1, 2, 3)])
-        await ledger.add_snapshot(snapshot(2), 1)
-        nothing = cutoffs(request_s=10.0)
-        assert not await ledger.has_expirable(RUN, nothing)
-        await ledger.add_snapshot(snapshot(3), 1)
-        assert not await ledger.has_expirable(RUN, cutoffs(request_s=6.0))
-        assert (await ledger.expire(RUN, 1, nothing)).num_payloads == 2
-        assert (await ledger.expire(RUN, 1, nothing)).is_empty
-        paths = [record.payload_path for record in await ledger.operations_from(RUN, 1)]
-        kept = [f"{RUN}/payloads/{number}" for number in (3, 4)]
-        assert paths == [None, None, *kept]
-        wanted = [f"{RUN}/payloads/{number}" for number in range(1, 6)]
-        assert await ledger.named_payloads(RUN, 1, wanted) == set(kept)
-        assert await ledger.expired_through(RUN) == 0
-
-    async def test_rows_go_from_the_lowest_on_and_their_numbers_are_never_free_again(
-        self, ledger: Ledger
-    ) -> None:
-        for number in range(1, 7):
-            await ledger.submit(operation(number))
-        times_s = (100.0, 100.0, 500.0, 100.0, 100.0)
-        await ledger.finish(
-            RUN, 1, [outcome(n, finish_time_s=time_s) for n, time_s in enumerate(times_s, 1)]
-        )
-        for number in (4, 5):
-            await ledger.add_snapshot(snapshot(number), 1)
-        dropped = await ledger.expire(RUN, 1, cutoffs(unretrieved_s=200.0, request_s=100.0))
-        assert (dropped.num_results, dropped.num_payloads, dropped.num_rows) == (4, 0, 0)
-        # The third has its result, so that it and what is above it stay.
-        dropped = await ledger.expire(RUN, 1, cutoffs(request_s=900.0))
-        assert (dropped.num_payloads, dropped.num_rows) == (4, 2)
-        assert await ledger.expired_through(RUN) == 2
-        assert [r.sequence_number for r in await ledger.operations_from(RUN, 1)] == [3, 4, 5, 6]
-        assert await ledger.get_operation(RUN, 2) is None
-        for request_id in ("id-2", "another"):
-            with pytest.raises(SequenceNumberReusedError, match="expired"):
-                await ledger.submit(operation(2, request_id))
-        assert await ledger.refuse(operation(2, "another"), b"why") is None
-        assert await ledger.give_up(RUN, 1, [2], b"gap") == []
-        # The fifth is above the oldest snapshot: a replay may need it.
-        everything = cutoffs(unretrieved_s=900.0, request_s=900.0)
-        assert (await ledger.expire(RUN, 1, everything)).num_rows == 2
-        assert (await ledger.expire(RUN, 1, everything)).is_empty
-        assert [r.sequence_number for r in await ledger.operations_from(RUN, 1)] == [5, 6]
-        point = await ledger.resume_point(RUN)
-        assert (point.next_sequence_number, point.latest_revision) == (6, 5)
-        assert [record.sequence_number for record in point.pending] == [6]
-        await ledger.adopt_run(run_record(epoch=2))
-        assert await ledger.expired_through(RUN) == 4
-
-    async def test_a_number_is_not_free_at_the_moment_when_its_row_goes(
-        self, ledger: Ledger
-    ) -> None:
-        numbers = range(1, 31)
-        await asyncio.gather(*(ledger.submit(operation(number)) for number in numbers))
-        await ledger.finish(RUN, 1, [outcome(number) for number in numbers])
-        for number in (29, 30):
-            await ledger.add_snapshot(snapshot(number), 1)
-        old = cutoffs(unretrieved_s=10.0, request_s=10.0)
-        again = [ledger.submit(operation(number, f"again-{number}")) for number in range(1, 30)]
-        answers = await asyncio.gather(
-            *again[:15], ledger.expire(RUN, 1, old), *again[15:], return_exceptions=True
-        )
-        refusals = [answer for answer in answers if isinstance(answer, SequenceNumberReusedError)]
-        assert len(refusals) == 29
-        assert await ledger.expired_through(RUN) == 29
-        assert [r.sequence_number for r in await ledger.operations_from(RUN, 1)] == [30]
-
-    async def test_what_is_due_is_dropped_in_bounded_parts(self, ledger: Ledger) -> None:
-        numbers = range(1, 252)
-        await asyncio.gather(*(ledger.submit(operation(number)) for number in numbers))
-        await ledger.finish(RUN, 1, [outcome(number) for number in numbers])
-        for number in (250, 251):
-            await ledger.add_snapshot(snapshot(number), 1)
-        old = cutoffs(unretrieved_s=10.0, request_s=10.0)
-        parts = []
-        while not (dropped := await ledger.expire(RUN, 1, old)).is_empty:
-            parts.append((dropped.num_results, dropped.num_payloads, dropped.num_rows))
-        assert [sum(column) for column in zip(*parts, strict=True)] == [251, 250, 250]
-        assert len(parts) > 1
-        assert (await ledger.resume_point(RUN)).next_sequence_number == 252
-
-    @pytest.mark.parametrize("epoch", [0, 2])
-    async def test_another_epoch_drops_nothing(self, ledger: Ledger, epoch: int) -> None:
-        await ledger.submit(operation(1))
-        await ledger.finish(RUN, 1, [outcome(1)])
-        with pytest.raises(FencedError):
-            await ledger.note_retrieved(RUN, epoch, {1: 5.0})
-        with pytest.raises(FencedError):
-            await ledger.expire(RUN, epoch, cutoffs(unretrieved_s=10.0))
-        with pytest.raises(FencedError):
-            await ledger.named_payloads(RUN, epoch, ["a"])
-        record = await ledger.get_operation(RUN, 1)
-        assert record is not None
-        assert (record.is_expired, record.retrieve_time_s) == (False, None)
-
-    async def test_a_run_resumes_at_a_gap_above_its_snapshots(self, ledger: Ledger) -> None:
-        for number in (1, 2, 3, 5, 6):
-            await ledger.refuse(operation(number), b"why")
-        await ledger.add_snapshot(snapshot(2), 1)
-        point = await ledger.resume_point(RUN)
-        assert point.next_sequence_number == 4
-        assert [record.sequence_number for record in point.finished_ahead] == [5, 6]
-        await ledger.submit(operation(8))
-        await ledger.submit(operation(4))
-        assert (await ledger.resume_point(RUN)).next_sequence_number == 4
-        await ledger.finish(RUN, 1, [outcome(4)])
-        assert (await ledger.resume_point(RUN)).next_sequence_number == 7
 
     # Checkpoints.
 

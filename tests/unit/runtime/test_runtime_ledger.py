@@ -23,6 +23,7 @@ from tests.unit.runtime.ledger_suite import (
     outcome,
     run_record,
 )
+from tests.unit.runtime.retention_suite import RetentionSuite
 
 from tinsmith_runtime.errors import (
     AbortedError,
@@ -43,13 +44,13 @@ from tinsmith_runtime.ledger import (
 from tinsmith_runtime.ledger.records import FencedError
 
 
-class TestSqliteLedger(LedgerSuite):
+class TestSqliteLedger(LedgerSuite, RetentionSuite):
     @pytest.fixture
     def open_ledger(self, tmp_path: Path) -> OpenLedger:
         return lambda: SqliteLedger(tmp_path / "ledger.db")
 
 
-class TestPostgresLedger(LedgerSuite):
+class TestPostgresLedger(LedgerSuite, RetentionSuite):
     @pytest.fixture
     def open_ledger(self, postgres_url: str) -> OpenLedger:
         return lambda: PostgresLedger(postgres_url, holder=Holder("trainer-0", "only"))

@@ -7,13 +7,16 @@ from google.longrunning import operations_pb2
 
 from tinsmith.v1 import (
     checkpoint_pb2,
+    coordinator_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
+    usage_pb2,
 )
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError, RoleMissingError
 from tinsmith_runtime.rpc.auth import Authenticator, Caller
@@ -146,14 +149,17 @@ def test_a_key_calls_what_its_role_calls() -> None:
 def test_the_table_names_methods_of_the_contract() -> None:
     modules = (
         checkpoint_pb2,
+        coordinator_pb2,
         environment_pb2,
         episode_pb2,
         job_pb2,
         operations_pb2,
+        run_metrics_pb2,
         sampler_pb2,
         scheduler_pb2,
         trainer_control_pb2,
         trainer_pb2,
+        usage_pb2,
     )
     known = {
         f"/{service.full_name}/{method.name}"

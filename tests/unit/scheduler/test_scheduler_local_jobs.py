@@ -278,6 +278,7 @@ def with_parameters(**parameters: object) -> dict[str, Any]:
         ({"method": {"type": "supervised"}}, "spec.model"),
         ({**SPEC, "model": {"name": "/m"}}, "spec.model.name"),
         ({**SPEC, "method": {"type": "rl"}}, "spec.roles.sampler"),
+        ({**SPEC, "method": {"type": "dpo"}}, "spec.roles.sampler"),
         ({**SPEC, "method": {"type": "custom"}}, "spec.roles.driver.template"),
         ({**SPEC, "poolRef": {"name": "p"}, "roles": {"trainer": {}}}, "spec.poolRef"),
         ({**SPEC, "adapter": {"rank": 129}}, "spec.adapter.rank"),

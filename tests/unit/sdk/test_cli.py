@@ -130,6 +130,19 @@ def test_runs_and_checkpoints_are_deleted(
     assert capsys.readouterr().out.endswith("[]\n")
 
 
+def test_the_past_of_a_run_is_kept_for_so_long(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("runs", "keep", "run-1", "--for", "30d") == 0
+    assert capsys.readouterr().out == f"{RUN}: its past is kept for 720 h\n"
+    sent = local.state.last["UpdateTrainingRun"]
+    assert (sent.name, sent.history_retention.ToSeconds()) == (RUN, 30 * 86_400)
+    assert invoke("runs", "keep", "run-1", "--for", "30d", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["history_retention_seconds"] == 30 * 86_400
+    assert invoke("runs", "keep", "run-1", "--for", "long") == 2
+    assert "is no time" in capsys.readouterr().err
+
+
 def test_a_new_key_is_shown_once_in_both_spellings(
     local: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

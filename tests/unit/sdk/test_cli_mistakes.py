@@ -63,7 +63,7 @@ def local(
         pytest.param("run supervised data=empty.jsonl", "holds no conversation", id="empty"),
         pytest.param("run supervised data=keys.jsonl", "keys.jsonl:1: a line with", id="keys"),
         pytest.param("run supervised data=cut.jsonl", "cut.jsonl:1: not JSON", id="cut"),
-        pytest.param("run rl data=empty.jsonl", "at least 2 different problems", id="rl-empty"),
+        pytest.param("run rl data=empty.jsonl", "empty.jsonl has too few rows: 0", id="rl-empty"),
         pytest.param(
             "run supervised data=good.jsonl output_dir=good.jsonl/a", "cannot be written", id="dir"
         ),

@@ -238,6 +238,21 @@ def test_runs_are_listed_and_deleted(server: FakeServer, client: tinsmith.Client
     assert client.list_models()[0].base_model == "tiny"
 
 
+def test_a_run_says_how_long_its_past_is_kept(server: FakeServer, client: tinsmith.Client) -> None:
+    month_s = 30 * 24 * 3600.0
+    create = "CreateTrainingRun"
+    client.create_lora_training_run("tiny")
+    assert not server.state.last[create].HasField("history_retention")
+    client.create_lora_training_run("tiny", history_retention_seconds=month_s)
+    assert server.state.last[create].history_retention.ToSeconds() == month_s
+    client.create_full_training_run("tiny", history_retention_seconds=month_s)
+    assert server.state.last[create].history_retention.ToSeconds() == month_s
+    info = client.runs.update("run-1", history_retention_seconds=month_s)
+    sent = server.state.last["UpdateTrainingRun"]
+    assert (sent.name, list(sent.update_mask.paths)) == (RUN, ["history_retention"])
+    assert info.history_retention_seconds == month_s
+
+
 def test_creation_sends_what_is_asked_for(server: FakeServer, client: tinsmith.Client) -> None:
     client.create_lora_training_client(
         base_model="tiny", rank=4, seed=7, train_mlp=False, train_unembed=True

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tinsmith.driver.agents import JobAgent
 from tinsmith.driver.methods import read_method
 from tinsmith.driver.state import MAX_BYTES, DriverState
 from tinsmith.errors import ConfigurationError
@@ -18,7 +19,7 @@ from tinsmith.jobs.json_form import (
     parse_status,
     to_json,
 )
-from tinsmith.recipes import rl, rl_episodes, supervised
+from tinsmith.recipes import distillation, dpo, rl, rl_episodes, self_play, supervised
 
 METHOD: dict[str, Any] = {"type": "supervised", "model": "m", "maxSteps": 7}
 
@@ -30,10 +31,13 @@ METHOD: dict[str, Any] = {"type": "supervised", "model": "m", "maxSteps": 7}
         ("rl", rl, {}, "importance_sampling"),
         ("rl", rl, {"loss": "ppo"}, "ppo"),
         ("rl_episodes", rl_episodes, {}, "importance_sampling"),
+        ("self_play", self_play, {"opponent": "league"}, "importance_sampling"),
+        ("dpo", dpo, {"beta": 0.2}, None),
+        ("distillation", distillation, {"teacher": "t"}, "importance_sampling"),
     ],
 )
 def test_a_method_is_a_recipe_with_its_settings(
-    kind: str, recipe: object, parameters: dict[str, str], loss: str | None, tmp_path: Path
+    kind: str, recipe: object, parameters: dict[str, Any], loss: str | None, tmp_path: Path
 ) -> None:
     method = read_method(
         json.dumps(
@@ -57,6 +61,19 @@ def test_a_method_is_a_recipe_with_its_settings(
     assert getattr(config, "loss", None) == loss
 
 
+def test_a_recipe_of_several_policies_takes_the_agents_of_the_job(tmp_path: Path) -> None:
+    agents = [
+        JobAgent(name, f"model-{name}", "lora", 8 * (index + 1), "a:1", 1, 1, 0, "key")
+        for index, name in enumerate(("black", "white"))
+    ]
+    method = read_method(json.dumps({**METHOD, "type": "match"}), tmp_path, agents)
+    assert method.takes_agents
+    assert (method.config.agents, method.config.base_model) == ("black,white", "model-black")
+    assert method.config.rank == 8
+    single = read_method(json.dumps({**METHOD, "type": "rl"}), tmp_path, agents)
+    assert (single.takes_agents, single.config.base_model) == (False, "m")
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -65,6 +82,11 @@ def test_a_method_is_a_recipe_with_its_settings(
         ({**METHOD, "parameters": {"seed": "x"}}, "parameters.seed is 'x'"),
         ({**METHOD, "parameters": {"rank": 8}}, "is set by spec.adapter.rank"),
         ({**METHOD, "model": ""}, "names no model"),
+        ({**METHOD, "type": "match", "parameters": {"agents": "a,b"}}, "set by spec.roles.agents"),
+        (
+            {**METHOD, "type": "dpo", "parameters": {"begin_from": "c"}},
+            "parameters.begin_from is set by spec.checkpoint.resumeFrom",
+        ),
     ],
 )
 def test_a_method_that_is_wrong_is_one_clear_sentence(

@@ -7,26 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinsmith.checkpoints import files
-from tinsmith.checkpoints.tasks import Progress, endpoint_of, wait_task
+from tinsmith.checkpoints.tasks import (
+    Progress,
+    checkpoint_endpoints,
+    endpoint_of,
+    wait_task,
+)
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
-from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.durations import encode_duration, encode_optional_duration
 from tinsmith.rpc.forms import call, future
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
-from tinsmith.training.run_catalog import all_runs
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Checkpoint, CheckpointExport
-from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
+from tinsmith.v1 import checkpoint_pb2
 
 _EXPORT_FORMATS = {
     "peft": checkpoint_pb2.CheckpointExport.FORMAT_PEFT,
     "merged": checkpoint_pb2.CheckpointExport.FORMAT_MERGED,
 }
-_ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
-_MOVING = scheduler_pb2.TrainingRun.STATE_MOVING
 
 
 class CheckpointCalls:
@@ -63,14 +65,8 @@ class CheckpointCalls:
         if run is not None:
             message = await core.get_run(core.run_name(name_of(run)))
             return await self._list_at(core.checkpoints_endpoint(message), message.name)
-        endpoints: dict[str, Endpoint] = {}
-        for message in await all_runs(core):
-            is_known = message.checkpoint_address or message.state == _ACTIVE
-            if is_known and message.state in (_ACTIVE, _MOVING):
-                endpoint = core.checkpoints_endpoint(message)
-                endpoints[endpoint.address] = endpoint
         found: dict[str, Checkpoint] = {}
-        for endpoint in endpoints.values():
+        for endpoint in await checkpoint_endpoints(core):
             for checkpoint in await self._list_at(endpoint, f"{core.project}/trainingRuns/-"):
                 found[checkpoint.name] = checkpoint
         return sorted(found.values(), key=_created_at, reverse=True)
@@ -217,7 +213,7 @@ class CheckpointCalls:
             source_checkpoint=name_of(source),
             checkpoint_id=name,
             labels=dict(labels or {}),
-            ttl=None if ttl_seconds is None else encode_duration(ttl_seconds),
+            ttl=encode_optional_duration(ttl_seconds),
         )
         operation = await self._core.transport.call(
             endpoint, lambda c: c.checkpoint.CopyCheckpoint, request

@@ -26,7 +26,7 @@ from tinsmith.errors import (
 )
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
-from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.rpc.transport import Backoff, Endpoint
 from tinsmith.types import Checkpoint
 from tinsmith.v1 import checkpoint_pb2
@@ -95,7 +95,7 @@ async def import_adapter(
             checkpoint_id=name,
             files=files,
             labels=dict(labels),
-            ttl=None if ttl_seconds is None else encode_duration(ttl_seconds),
+            ttl=encode_optional_duration(ttl_seconds),
         ),
     )
     meter = _Meter(progress, sum(file.size_bytes for file in files))

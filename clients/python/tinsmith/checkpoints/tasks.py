@@ -15,6 +15,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
+from tinsmith.training.run_catalog import all_runs
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 
 T = TypeVar("T")
@@ -22,9 +23,23 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Told how many bytes are done and how many there are, 0 while that is not known."""
 
+_ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
+_MOVING = scheduler_pb2.TrainingRun.STATE_MOVING
+
 _LONG_POLL_S = 20.0
 _PROGRESS_POLL_S = 0.5
 _POLL_PAUSE_S = 0.02
+
+
+async def checkpoint_endpoints(core: ClientCore) -> list[Endpoint]:
+    """Return where the checkpoints of the project's runs are listed, each address once."""
+    endpoints: dict[str, Endpoint] = {}
+    for message in await all_runs(core):
+        is_known = message.checkpoint_address or message.state == _ACTIVE
+        if is_known and message.state in (_ACTIVE, _MOVING):
+            endpoint = core.checkpoints_endpoint(message)
+            endpoints[endpoint.address] = endpoint
+    return list(endpoints.values())
 
 
 async def endpoint_of(core: ClientCore, checkpoint: str) -> Endpoint:

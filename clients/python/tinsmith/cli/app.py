@@ -8,7 +8,23 @@ from typing import Annotated
 
 import typer
 
-from tinsmith.cli import checkpoints, jobs, keys, models, recipe, runs, sample, servers
+from tinsmith.cli import (
+    chat,
+    checkpoints,
+    doctor,
+    hyperparams,
+    jobs,
+    keys,
+    models,
+    plan,
+    recipe,
+    rollouts,
+    runs,
+    sample,
+    servers,
+    sessions,
+    usage,
+)
 from tinsmith.errors import ConfigurationError
 from tinsmith.version import __version__
 
@@ -19,6 +35,7 @@ DESCRIPTIONS = {
     "models": "Make models.",
     "certificates": "Certificates of pods.",
     "database": "The PostgreSQL database of pods.",
+    "env": "Environments of your own, served as a process.",
 }
 """What commands of other packages do, so that the list of commands imports none of them."""
 
@@ -36,12 +53,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         help="Post-training as a service on your own cluster.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     app.add_typer(runs.app, name="runs")
     app.add_typer(checkpoints.app, name="checkpoints")
+    app.add_typer(rollouts.app, name="rollouts")
     app.add_typer(keys.app, name="keys")
     app.add_typer(jobs.app, name="jobs")
     # A copy: an extra may add commands to the group, and must not to the module's own.
@@ -50,8 +67,16 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     ours.registered_commands = list(models.app.registered_commands)
     groups = {"models": ours}
     app.add_typer(ours, name="models")
+    app.add_typer(sessions.app, name="sessions")
+    app.add_typer(usage.app, name="usage")
     app.command("sample")(sample.sample)
-    app.command("run")(recipe.run)
+    app.command("chat")(chat.chat)
+    app.command("audit")(sessions.audit)
+    # The command shows its own help, since that depends on the recipe.
+    app.command("run", context_settings={"help_option_names": []})(recipe.run)
+    app.command("plan")(plan.plan)
+    app.command("hyperparams")(hyperparams.hyperparams)
+    app.command("doctor")(doctor.doctor)
     app.command("status")(servers.status)
     app.command("use")(servers.use)
     words = [argument for argument in arguments if not argument.startswith("-")]

@@ -19,8 +19,20 @@ from tinsmith.jobs.job_calls import JobInfo
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
-_METHODS = ("supervised", "rl", "rl_episodes", "custom", "serve")
-_SAMPLING = ("rl", "rl_episodes", "serve")
+_METHODS = (
+    "supervised",
+    "rl",
+    "rl_episodes",
+    "self_play",
+    "match",
+    "dpo",
+    "distillation",
+    "custom",
+    "serve",
+)
+_SAMPLING = ("rl", "rl_episodes", "self_play", "match", "serve")
+_AGENTS = "black,white"
+"""Of a match that names none."""
 _COLUMNS = {
     "name": "NAME",
     "phase": "PHASE",
@@ -55,7 +67,10 @@ def submit(
         list[str] | None, typer.Option("--set", help="key=value of the recipe; with --recipe.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="A spec.method.type: supervised, rl, rl_episodes, custom or serve.")
+        str,
+        typer.Option(
+            help="A spec.method.type: supervised, rl, rl_episodes, self_play, match, custom, serve."
+        ),
     ] = "",
     model: Annotated[str, typer.Option(help="Base model; with --recipe.")] = "tiny",
     steps: Annotated[int, typer.Option(help="Optimizer steps; with --recipe.")] = 0,
@@ -255,6 +270,9 @@ def _spec_of_recipe(
     roles: dict[str, Any] = {"trainer": {}}
     if recipe in _SAMPLING:
         roles["sampler"] = {}
+    if recipe == "match":
+        names = str(parameters.pop("agents", _AGENTS)).split(",")
+        roles["agents"] = [{"name": name.strip()} for name in names]
     return {
         "model": {"name": model},
         "adapter": {"type": adapter},

@@ -7,7 +7,8 @@ import datetime
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +17,24 @@ from tinsmith.names import shorten
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")]
+
+_WATCH_INTERVAL_S = 2.0
+_CLEAR_SCREEN = "\x1b[H\x1b[2J"
 _GAP = "  "
 _LEAST_WIDTH = 6
+_SECONDS_SHOWN = 10
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def repeated(watch: bool) -> Iterator[None]:
+    """Yield once, or again and again on a screen that is cleared, until Ctrl-C."""
+    yield
+    while watch:
+        time.sleep(_WATCH_INTERVAL_S)
+        if sys.stdout.isatty():
+            print(_CLEAR_SCREEN, end="")
+        yield
 
 
 def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool) -> None:
@@ -69,11 +85,11 @@ def show_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_json_default))
 
 
-def describe_age(time: datetime.datetime | None) -> str:
+def describe_age(when: datetime.datetime | None) -> str:
     """Return how long ago a time was, such as `3m`, or how far away it is, such as `in 7d`."""
-    if time is None:
+    if when is None:
         return ""
-    seconds = (datetime.datetime.now(datetime.UTC) - time).total_seconds()
+    seconds = (datetime.datetime.now(datetime.UTC) - when).total_seconds()
     # A moment ago by one clock is in a moment by another.
     prefix = "in " if seconds < -1 else ""
     seconds = abs(seconds)
@@ -81,6 +97,15 @@ def describe_age(time: datetime.datetime | None) -> str:
         if seconds >= size_s:
             return f"{prefix}{int(seconds // size_s)}{unit}"
     return f"{prefix}{int(seconds)}s"
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a span such as `0.4 s`, `12 s`, `3 m` or `2.5 h`."""
+    if seconds < _SECONDS_SHOWN:
+        return f"{seconds:.2g} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} m" if seconds >= 2 * 60 else f"{seconds:.0f} s"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _narrow(widths: list[int], limit: int) -> None:
@@ -99,16 +124,19 @@ def _cut(text: str, width: int) -> str:
 def _cell(name: str, value: object) -> str:
     if isinstance(value, datetime.datetime):
         return describe_age(value)
-    if name == "name":
+    if name in ("name", "resource", "run"):
         return shorten(str(value))
     if name.endswith("_bytes") and isinstance(value, int):
-        return _size(value)
+        return describe_size(value)
     if isinstance(value, bool):
         return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
     return " ".join(_text(value).split())
 
 
-def _size(num_bytes: int) -> str:
+def describe_size(num_bytes: int) -> str:
+    """Return a size such as `2.8 MB`."""
     size = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -125,5 +153,7 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _json_default(value: object) -> str:
+def _json_default(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     return value.isoformat() if isinstance(value, datetime.datetime) else str(value)

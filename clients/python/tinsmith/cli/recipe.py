@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import inspect
 import re
+import shutil
 import signal
+import textwrap
+import typing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,28 +19,124 @@ import typer
 from tinsmith.client import Client
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
+from tinsmith.field_docstrings import field_docstrings
+from tinsmith.recipes.experiment.rules import range_of
+from tinsmith.recipes.scenarios.table import SCENARIOS, configure
+from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
 
-RECIPES = ("supervised", "rl", "rl_episodes")
+_MAX_WIDTH = 100
+
+RECIPES = (
+    "supervised",
+    "rl",
+    "dpo",
+    "distillation",
+    "rl_episodes",
+    "self_play",
+    "two_policies",
+    "match",
+    "evaluate",
+)
+SCENARIO = "scenario"
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="supervised, rl or rl_episodes.")],
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help=f"{', '.join(RECIPES)} or scenario.")] = "",
     settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the experiment in the folder.")
     ] = False,
+    shows_help: Annotated[
+        bool, typer.Option("--help", "-h", help="Show this; with a recipe, also its settings.")
+    ] = False,
 ) -> None:
-    """Run a recipe; `key=value` words win over the file. The same command goes on after Ctrl-C."""
-    module = _load(recipe)
+    """Run a recipe; `key=value` words win over the file. The same command goes on after Ctrl-C.
+
+    A number with commas, `learning_rate=1e-3,1e-2`, runs all values at once and compares them.
+    `scenario name=...` is a recipe with its data, model and settings; alone it lists them.
+    """
+    if recipe == SCENARIO and (shows_help or not (settings or config)):
+        print(describe_scenarios())
+        return
+    if shows_help or not recipe:
+        print(describe_recipe(recipe) if recipe else context.get_help())
+        raise typer.Exit(0 if shows_help else 2)
     words = [*(settings or []), *(["overwrite=true"] if overwrite else [])]
-    parsed: Any = load_config(module.Config, config, words)
+    module: Any
+    parsed: Any
+    if recipe == SCENARIO:
+        module, parsed = configure(words, config)
+    else:
+        module = _load(recipe)
+        axes, rest = read_axes(module.Config, words)
+        parsed = (
+            Sweep(recipe, module, axes, rest, config)
+            if axes
+            else load_config(module.Config, config, words)
+        )
     # What ends a process from outside (timeout, a shutdown) saves as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     with Client(display_name=f"tinsmith run {recipe}") as client:
-        result = module.main(parsed, client)
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
+        if isinstance(parsed, Sweep):
+            run_sweep(
+                parsed,
+                client,
+                lambda variant, client, observer: _finish(module.main(variant, client, observer)),
+            )
+        else:
+            _finish(module.main(parsed, client))
+
+
+def _finish(result: Any) -> None:
+    """Wait for a recipe that is a coroutine."""
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+def describe_scenarios() -> str:
+    """Return what scenarios there are, and the recipe of each."""
+    lines = ["Usage: tinsmith run scenario name=NAME [key=value]...", "", "Scenarios:"]
+    for name, scenario in SCENARIOS.items():
+        lines.append(f"  {name:14} {scenario.description}")
+        settings = " ".join(f"{key}={value}" for key, value in scenario.settings.items())
+        lines.append(f"  {'':14} tinsmith run {scenario.recipe} {settings}")
+    lines.append("Further settings are those of the recipe: tinsmith run RECIPE --help")
+    return "\n".join(lines)
+
+
+def describe_recipe(recipe: str) -> str:
+    """Return what a recipe does, and each of its settings with its default, for a terminal.
+
+    Raises:
+        ConfigurationError: If there is no such recipe.
+    """
+    module = _load(recipe)
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    lines = [f"Usage: tinsmith run {recipe} [key=value]...", ""]
+    for paragraph in inspect.cleandoc(module.__doc__ or "").split("\n\n"):
+        lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
+    lines.append("Settings:")
+    meanings = field_docstrings(module.Config)
+    hints = typing.get_type_hints(module.Config)
+    for field in dataclasses.fields(module.Config):
+        kind = getattr(hints[field.name], "__name__", str(hints[field.name]))
+        lines.append(f"  {field.name}={_default_of(field)}  ({kind})")
+        meaning = meanings.get(field.name) or range_of(field.name).capitalize()
+        indent = " " * 6
+        lines += textwrap.wrap(
+            " ".join(meaning.split()), width, initial_indent=indent, subsequent_indent=indent
+        )
+    return "\n".join(lines)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> str:
+    """Return a default as it is written on the command line; empty if there is none to write."""
+    default = field.default
+    if default is None or default is dataclasses.MISSING:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _interrupt(_number: int, _frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""`tinsmith runs`."""
+"""`tinsmith runs`: what a project trains, one run in full, and what holds it up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
+from tinsmith.cli import time_travel
 from tinsmith.cli.connection import connect
-from tinsmith.cli.output import AsJson, show_list
+from tinsmith.cli.output import AsJson, Watch, repeated, show_json, show_list, show_record
+from tinsmith.client import Client
+from tinsmith.errors import NotFoundError
+from tinsmith.names import RunName
+from tinsmith.types import TrainingRunInfo
 
-app = typer.Typer(help="List and delete training runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, fork, replay and delete training runs.", no_args_is_help=True)
+app.command("fork")(time_travel.fork_run)
+app.command("replay")(time_travel.replay_step)
+app.command("bisect")(time_travel.bisect_run)
+app.command("keep")(time_travel.keep_run)
+
+_Name = Annotated[str, typer.Argument(help="Resource name or id of a run.")]
 
 _COLUMNS = {
     "name": "NAME",
@@ -27,19 +38,67 @@ _COLUMNS = {
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
+_CHECKPOINT_COLUMNS = {
+    "name": "NAME",
+    "kind": "KIND",
+    "version": "VERSION",
+    "size_bytes": "SIZE",
+    "create_time": "AGE",
+    "expire_time": "EXPIRES",
+}
 
 
 @app.command("list")
-def list_runs(as_json: AsJson = False) -> None:
-    """List the runs of the project, newest first."""
+def list_runs(
+    state: Annotated[str, typer.Option(help="Only those in this state or activity.")] = "",
+    base_model: Annotated[str, typer.Option(help="Only those of this base model.")] = "",
+    name_part: Annotated[str, typer.Option("--name", help="Only those with this in a name.")] = "",
+    watch: Watch = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of the project, newest first, with what each waits for."""
+
+    def is_wanted(run: TrainingRunInfo) -> bool:
+        return (
+            state in ("", run.state, run.activity)
+            and base_model in ("", run.base_model)
+            and (name_part in run.name or name_part in run.display_name)
+        )
+
     with connect("tinsmith runs list") as client:
-        # What is served now: a run whose base model is not is told nothing of.
-        served = {model.base_model: model.exactness for model in client.list_models()}
-        rows = [
-            dataclasses.replace(run, exactness=served.get(run.base_model, ""))
-            for run in client.runs.list()
-        ]
-        show_list(rows, _COLUMNS, as_json=as_json)
+        for _ in repeated(watch):
+            rows = [run for run in _list(client) if is_wanted(run)]
+            show_list(rows, _COLUMNS, as_json=as_json)
+
+
+@app.command("show")
+def show_run(name: _Name, as_json: AsJson = False) -> None:
+    """Show a run: where it stands, what it waits for, and its checkpoints."""
+    with connect("tinsmith runs show") as client:
+        whole = str(RunName.parse(name)) if "/" in name else str(RunName(client.project, name))
+        found = [run for run in _list(client) if run.name == whole]
+        if not found:
+            raise NotFoundError(f"the run {name} does not exist", reason="RUN_NOT_FOUND")
+        [run] = found
+        checkpoints = client.checkpoints.list(run.name)
+    if as_json:
+        show_json({**dataclasses.asdict(run), "checkpoints": checkpoints})
+        return
+    show_record(run)
+    if checkpoints:
+        print("\ncheckpoints:")
+        show_list(checkpoints, _CHECKPOINT_COLUMNS, as_json=False)
+    else:
+        print("checkpoints: none; save one with run.save_state")
+
+
+def _list(client: Client) -> list[TrainingRunInfo]:
+    # What is served now: a run whose base model is not is told nothing of.
+    served = {model.base_model: model.exactness for model in client.list_models()}
+    return [
+        dataclasses.replace(run, exactness=served.get(run.base_model, ""))
+        for run in client.runs.list()
+    ]
 
 
 @app.command("delete")

@@ -10,8 +10,34 @@ import typer
 from tinsmith.cli.connection import connect
 from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import show_json
+from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.sampling.sampler import Sampler
 from tinsmith.types import ModelInput, SamplingParams
+
+BaseModel = Annotated[str, typer.Option(help="Sample from a base model.")]
+Checkpoint = Annotated[str, typer.Option(help="Sample from a checkpoint.")]
+Run = Annotated[str, typer.Option(help="Sample from the live weights of a run.")]
+
+
+def check_source(base_model: str, checkpoint: str, run: str) -> None:
+    """Refuse a command that names no source of samples, or several.
+
+    Raises:
+        ConfigurationError: Unless exactly one is given.
+    """
+    if sum(map(bool, (base_model, checkpoint, run))) != 1:
+        raise ConfigurationError(
+            "a sample needs one source",
+            remedy="give one of --base-model, --checkpoint and --run",
+        )
+
+
+def open_source(client: Client, base_model: str, checkpoint: str, run: str) -> Sampler:
+    """Return a sampler of what a command names."""
+    return client.create_sampler(
+        base_model=base_model, checkpoint=whole_checkpoint(client, checkpoint), run=run
+    )
 
 
 def sample(
@@ -19,9 +45,9 @@ def sample(
         str, typer.Argument(metavar="[PROMPT]", help="What to say to the model.")
     ] = "",
     prompt: Annotated[str, typer.Option(help="The same as an option.")] = "",
-    base_model: Annotated[str, typer.Option(help="Sample from a base model.")] = "",
-    checkpoint: Annotated[str, typer.Option(help="Sample from a checkpoint.")] = "",
-    run: Annotated[str, typer.Option(help="Sample from the live weights of a run.")] = "",
+    base_model: BaseModel = "",
+    checkpoint: Checkpoint = "",
+    run: Run = "",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     raw: Annotated[bool, typer.Option(help="Send the prompt without chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Length at most.")] = 256,
@@ -38,15 +64,9 @@ def sample(
             remedy='write it once: tinsmith sample "a prompt" --base-model NAME',
         )
     prompt = words or prompt
-    if sum(map(bool, (base_model, checkpoint, run))) != 1:
-        raise ConfigurationError(
-            "a sample needs one source",
-            remedy="give one of --base-model, --checkpoint and --run",
-        )
+    check_source(base_model, checkpoint, run)
     with connect("tinsmith sample") as client:
-        sampler = client.create_sampler(
-            base_model=base_model, checkpoint=whole_checkpoint(client, checkpoint), run=run
-        )
+        sampler = open_source(client, base_model, checkpoint, run)
         tokenizer = sampler.get_tokenizer()
         if raw:
             tokens = tokenizer.encode(prompt)

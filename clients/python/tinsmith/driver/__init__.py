@@ -1,6 +1,7 @@
 """Jobs from the inside: what a program that is the driver of one says and asks.
 
 job = tinsmith.driver.current()
+job.wait_ready(client, "qwen3-0.6b")
 first = json.loads(job.state)["step"] if job.state else 0
 for step in range(first, 100):
     ...
@@ -11,6 +12,7 @@ for step in range(first, 100):
         sys.exit(job.stopped())
 """
 
+from tinsmith.driver.agents import JobAgent, read_agents
 from tinsmith.driver.context import Job, current
 
-__all__ = ["Job", "current"]
+__all__ = ["Job", "JobAgent", "current", "read_agents"]

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tinsmith.driver.reporter import Reporter
+from tinsmith.driver.waiting import missing_model, wait_for
 from tinsmith.errors import ConfigurationError
 from tinsmith.types import Checkpoint
 from tinsmith.v1 import job_pb2
@@ -70,6 +71,8 @@ class Job:
         self._reporter = Reporter(client, environment.name, environment.uid)
         self._stop = threading.Event()
         self._before = self._reporter.read()
+        self._client = client
+        self._run = self._before.run
         self.name = environment.name
         self.method = environment.method
 
@@ -117,6 +120,7 @@ class Job:
             state: Up to 256 KiB for the next part of the job, which finds them in `state`.
             message: For people.
         """
+        self._run = run or self._run
         update = job_pb2.ReportTrainingJobRequest(
             step=step,
             max_steps=max_steps,
@@ -131,8 +135,43 @@ class Job:
                 checkpoint_step if checkpoint_step is not None else self._reporter.step
             )
         self._reporter.post(update)
+        # The same step as `run.log_metrics` counts, from 0: what a recipe logged is not doubled.
+        if metrics and self._reporter.step > 0 and self._run:
+            self._client.runs.log_metrics(self._run, metrics, step=self._reporter.step - 1)
         if checkpoint is not None or state is not None:
             self._reporter.flush()
+
+    def wait_ready(
+        self,
+        client: Client,
+        base_model: str,
+        *,
+        is_sampled: bool = False,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        """Return once a base model can be trained; the pods of a job start beside its driver.
+
+        Meanwhile the job says what it waits for.
+
+        Args:
+            client: Reaches the pods: that of the job, or of one of its agents.
+            base_model: What is trained, such as `spec.model.name`.
+            is_sampled: Whether a sampler is waited for, too.
+            timeout_s: How long to wait.
+
+        Raises:
+            UnavailableError: If they are still not there in the end.
+
+        Example:
+            >>> job = tinsmith.driver.current()
+            >>> job.wait_ready(client, "qwen3-0.6b", is_sampled=True)
+        """
+        wait_for(
+            lambda: missing_model(client, base_model, is_sampled=is_sampled),
+            timeout_s=timeout_s,
+            say=lambda text: self.report(message=text),
+        )
+        self.report(message="")
 
     def save_state(self, state: bytes) -> None:
         """Keep up to 256 KiB for the next part of the job, which finds them in `state`."""

@@ -15,18 +15,20 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tinsmith.client import Client
+from tinsmith.driver.agents import JobAgent, read_agents
 from tinsmith.driver.context import STOPPED_EXIT_CODE, Job, JobEnvironment
 from tinsmith.driver.methods import Method, read_method
 from tinsmith.driver.readiness import wait_ready
 from tinsmith.driver.state import DriverState
 from tinsmith.errors import ConfigurationError, ErrorCode, NotFoundError, TinsmithError
+from tinsmith.recipes.agents import RecipeAgent
 from tinsmith.recipes.experiment.experiment import STATE_FILE
 from tinsmith.recipes.experiment.observer import Observer, SavedState
 from tinsmith.rollouts import RolloutError
@@ -142,15 +144,27 @@ class DriverObserver(Observer):
             self._may_interrupt = False
 
 
-def run_job(client: Client, environment: JobEnvironment, directory: Path) -> int:
+def run_job(
+    client: Client,
+    environment: JobEnvironment,
+    directory: Path,
+    agents: Sequence[JobAgent] = (),
+) -> int:
     """Do what a job is for, and return the exit code.
+
+    Args:
+        client: Calls with the key of the job.
+        environment: Which job.
+        directory: Where the recipe writes.
+        agents: The agents of the job.
 
     Raises:
         TinsmithError: If it cannot go on.
     """
     job = Job(client, environment)
     try:
-        outcome = _drive(client, job, read_method(job.method, directory), directory)
+        method = read_method(job.method, directory, agents)
+        outcome = _drive(client, job, method, directory, agents)
     except Exception as error:
         if not _may_pass(error):
             job.end(Outcome.OUTCOME_FAILED, _sentence(error))
@@ -162,7 +176,7 @@ def run_job(client: Client, environment: JobEnvironment, directory: Path) -> int
 
 
 def _drive(
-    client: Client, job: Job, method: Method, directory: Path
+    client: Client, job: Job, method: Method, directory: Path, agents: Sequence[JobAgent]
 ) -> job_pb2.TrainingJobReport.Outcome.ValueType:
     state = DriverState.decode(job.state)
     state.restore(directory)
@@ -175,7 +189,27 @@ def _drive(
         _LOG.info("%s", text)
         job.report(message=text)
 
-    has_sampler = wait_ready(client, method, timeout_s=_PATIENCE_S, say=say)
+    with contextlib.ExitStack() as clients:
+        policies = [
+            _open_policy(agent, clients) for agent in (agents if method.takes_agents else ())
+        ]
+        return _run_recipe(client, job, method, directory, state, saved, policies, say)
+
+
+def _run_recipe(
+    client: Client,
+    job: Job,
+    method: Method,
+    directory: Path,
+    state: DriverState,
+    saved: SavedState | None,
+    policies: Sequence[RecipeAgent],
+    say: Callable[[str], None],
+) -> job_pb2.TrainingJobReport.Outcome.ValueType:
+    models = {policy.client: policy.base_model for policy in policies}
+    has_sampler = wait_ready(
+        models or {client: method.config.base_model}, method, timeout_s=_PATIENCE_S, say=say
+    )
     job.report(message="")
     if saved is None and job.run:
         # Begun and never saved: it is of no further use.
@@ -185,7 +219,8 @@ def _drive(
     observer.has_sampler = has_sampler
     signal.signal(signal.SIGTERM, observer.stop)
     try:
-        method.recipe.main(method.config, client, observer)
+        further = {"agents": policies} if policies else {}
+        method.recipe.main(method.config, client, observer, **further)
     except KeyboardInterrupt:
         _LOG.info("told to stop")
         return Outcome.OUTCOME_SAVED
@@ -207,7 +242,7 @@ def main() -> int:
             operation_timeout_s=_OPERATION_TIMEOUT_S,
             retry=RetryPolicy(budget_s=_PATIENCE_S),
         ) as client:
-            return run_job(client, environment, directory)
+            return run_job(client, environment, directory, read_agents())
     except Exception as error:
         is_explained = isinstance(error, TinsmithError | ValueError | OSError)
         # An error of a rollout has its cause in code that a user wrote.
@@ -219,6 +254,14 @@ def main() -> int:
         if isinstance(error, ConfigurationError):
             return _MISCONFIGURED
         return _MAY_PASS if _may_pass(error) else _FAILED
+
+
+def _open_policy(agent: JobAgent, clients: contextlib.ExitStack) -> RecipeAgent:
+    client = agent.open_client(
+        operation_timeout_s=_OPERATION_TIMEOUT_S, retry=RetryPolicy(budget_s=_PATIENCE_S)
+    )
+    clients.enter_context(client)
+    return RecipeAgent(agent.name, client, agent.base_model, agent.adapter, agent.rank)
 
 
 def _is_last(saved: SavedState, method: Method) -> bool:

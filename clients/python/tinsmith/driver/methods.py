@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tinsmith.config_values import build
+from tinsmith.driver.agents import JobAgent
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes import rl, rl_episodes, supervised
+from tinsmith.recipes import distillation, dpo, match, rl, rl_episodes, self_play, supervised
 
 _RECIPES: dict[str, ModuleType] = {
     "supervised": supervised,
     "rl": rl,
     "rl_episodes": rl_episodes,
+    "self_play": self_play,
+    "match": match,
+    "dpo": dpo,
+    "distillation": distillation,
 }
 
 _SET_ELSEWHERE = {
@@ -26,10 +32,13 @@ _SET_ELSEWHERE = {
     "num_steps": "spec.method.maxSteps",
     "save_every": "spec.checkpoint.everySteps",
     "checkpoint": "spec.checkpoint.finalName",
+    "begin_from": "spec.checkpoint.resumeFrom",
     "output_dir": "nothing: the driver chooses it",
     "overwrite": "nothing: a job has a folder of its own",
+    "agents": "spec.roles.agents",
 }
 _DEFAULT_KEEP_LAST = 3
+_AGENTS = "agents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +57,20 @@ class Method:
     keep_last: int
     resume_from: str
 
+    @property
+    def takes_agents(self) -> bool:
+        """Whether the recipe trains the agents of a job: its `main` has the argument `agents`."""
+        return _AGENTS in inspect.signature(self.recipe.main).parameters
 
-def read_method(text: str, output_dir: Path) -> Method:
+
+def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) -> Method:
     """Return what `TINSMITH_JOB_METHOD` describes.
 
     Args:
         text: JSON with `type`, `maxSteps`, `parameters`, `adapter`, `model`, `checkpoint`, `data`.
         output_dir: Where the recipe writes.
+        agents: Of the job, for a recipe with several policies; the first one's model is the
+            recipe's own.
 
     Raises:
         ConfigurationError: If it is not complete, or a parameter is unknown or wrong.
@@ -93,6 +109,14 @@ def read_method(text: str, output_dir: Path) -> Method:
         **_whole_numbers({name: value for name, value in described.items() if value}),
         "output_dir": output_dir,
     }
+    if agents and _AGENTS in inspect.signature(recipe.main).parameters:
+        first = agents[0]
+        settings |= {
+            _AGENTS: ",".join(agent.name for agent in agents),
+            "base_model": first.base_model,
+            "adapter": first.adapter,
+            "rank": first.rank,
+        }
     if "base_model" not in settings:
         raise ConfigurationError("TINSMITH_JOB_METHOD names no model", remedy="set spec.model.name")
     return Method(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+_LOOK_INTERVAL_S = 10.0
+"""Between two looks whether a replay of the run diverged: it does so after a trainer was lost."""
 _FLUSH_TIMEOUT_S = 300.0
 _REFUSED_REASONS = frozenset(
     {"JOB_REPLACED", "KEY_REVOKED", "KEY_EXPIRED", "KEY_INVALID", "ROLE_MISSING"}
@@ -45,6 +47,9 @@ class Reporter:
         self._is_urgent = False
         self._is_closed = False
         self._refused: TinsmithError | None = None
+        self._run = ""
+        self._look_time_s = -_LOOK_INTERVAL_S
+        self._has_diverged = False
         self.step = 0
         """The last step that was posted."""
         self._thread = threading.Thread(target=self._send_all, name="job-report", daemon=True)
@@ -136,12 +141,27 @@ class Reporter:
                 self._changed.wait_for(lambda: self._is_urgent or self._is_closed, _INTERVAL_S)
 
     def _send(self, request: job_pb2.ReportTrainingJobRequest) -> TinsmithError | None:
+        self._run = request.run or self._run
+        self._look_at_run(is_last=bool(request.outcome))
+        # Repeated in each report: one that is not taken loses nothing.
+        request.replay_diverged = self._has_diverged
         try:
             self._client.jobs.send_report(request)
         except TinsmithError as error:
             _LOG.warning("report not taken", extra={"job": self._name, "error": str(error)})
             return error
         return None
+
+    def _look_at_run(self, *, is_last: bool) -> None:
+        """Note whether a replay of the run gave other bits; what cannot be asked comes later."""
+        is_due = is_last or time.monotonic() - self._look_time_s >= _LOOK_INTERVAL_S
+        if not self._run or self._has_diverged or not is_due:
+            return
+        self._look_time_s = time.monotonic()
+        try:
+            self._has_diverged = self._client.jobs.has_diverged(self._run)
+        except TinsmithError as error:
+            _LOG.info("run not found out about", extra={"run": self._run, "error": str(error)})
 
 
 def _put_back(reporter: Reporter, request: job_pb2.ReportTrainingJobRequest) -> None:

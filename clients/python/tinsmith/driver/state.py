@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tinsmith.recipes.experiment.experiment import STATE_FILE
+from tinsmith.recipes.experiment.experiment import (
+    FIRST_SCORES_FILES,
+    OPPONENTS_FILE,
+    STATE_FILE,
+)
 from tinsmith.recipes.experiment.run_log import METRICS
 
 MAX_BYTES = 256 * 1024
-_FIRST_SCORES = "before.json"
+_FILES = (STATE_FILE, OPPONENTS_FILE, *FIRST_SCORES_FILES, METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class DriverState:
     @classmethod
     def collect(cls, directory: Path, saves: Sequence[str]) -> DriverState:
         """Return the state of a recipe that writes into a directory."""
-        paths = [directory / name for name in (STATE_FILE, _FIRST_SCORES, METRICS)]
+        paths = [directory / name for name in _FILES]
         files = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
         return cls(files, tuple(saves))
 

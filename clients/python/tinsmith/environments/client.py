@@ -13,6 +13,7 @@ from tinsmith.environments.environment_calls import (
     Environment,
     EnvironmentCalls,
     EnvironmentInstance,
+    EnvironmentStatistics,
 )
 
 
@@ -43,14 +44,20 @@ class EnvironmentClient(EnvironmentCalls):
         return await self._core.background.acall(self._list())
 
     def create_instance(
-        self, environment: str, *, seed: int = 0, config: Mapping[str, Any] | None = None
+        self,
+        environment: str,
+        *,
+        seed: int = 0,
+        config: Mapping[str, Any] | None = None,
+        job: str = "",
     ) -> EnvironmentInstance:
-        """Create and reset an instance.
+        """Create and reset an instance. It goes with the client: it is removed when that ends.
 
         Args:
             environment: Resource name, or id within the client's project.
             seed: Makes the episode repeatable.
             config: Overrides default settings of the environment.
+            job: What the episode is counted under; the job that this process is of by default.
 
         Returns:
             The instance, with its first observation.
@@ -63,13 +70,60 @@ class EnvironmentClient(EnvironmentCalls):
             >>> instance = client.environments.create_instance("guessing", seed=1)
         """
         return self._core.background.call(
-            self._create_instance(environment, seed=seed, config=config)
+            self._create_instance(environment, seed=seed, config=config, job=job)
         )
 
     async def create_instance_async(
-        self, environment: str, *, seed: int = 0, config: Mapping[str, Any] | None = None
+        self,
+        environment: str,
+        *,
+        seed: int = 0,
+        config: Mapping[str, Any] | None = None,
+        job: str = "",
     ) -> EnvironmentInstance:
         """Do as `create_instance`, without blocking."""
         return await self._core.background.acall(
-            self._create_instance(environment, seed=seed, config=config)
+            self._create_instance(environment, seed=seed, config=config, job=job)
         )
+
+    def statistics(self, job: str = "") -> builtins.list[EnvironmentStatistics]:
+        """Return what episodes came to, by job and environment.
+
+        Each environment server counts its own, since its start or the last reset. Of several
+        servers behind one address, one answers.
+
+        Args:
+            job: Name of a job; all by default.
+
+        Returns:
+            The statistics of each job and environment.
+
+        Raises:
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> rewards = {each.job: each.mean_reward for each in client.environments.statistics()}
+        """
+        return self._core.background.call(self._statistics(job))
+
+    async def statistics_async(self, job: str = "") -> builtins.list[EnvironmentStatistics]:
+        """Do as `statistics`, without blocking."""
+        return await self._core.background.acall(self._statistics(job))
+
+    def reset_statistics(self, job: str = "") -> None:
+        """Begin to count anew; episodes that are being played are not counted any more.
+
+        Args:
+            job: Name of a job; all by default.
+
+        Raises:
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> client.environments.reset_statistics("warm-up")
+        """
+        self._core.background.call(self._reset_statistics(job))
+
+    async def reset_statistics_async(self, job: str = "") -> None:
+        """Do as `reset_statistics`, without blocking."""
+        await self._core.background.acall(self._reset_statistics(job))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +12,25 @@ from typing import Any
 
 from google.protobuf import json_format, struct_pb2
 
-from tinsmith import names, tensors
+from tinsmith import names
+from tinsmith.environments.environment import Action
+from tinsmith.environments.observation_codec import (
+    decode_chat_message,
+    decode_tool,
+    encode_action,
+)
+from tinsmith.environments.step_streams import StepStreams
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.futures import ResultFuture
+from tinsmith.rpc.input_codec import decode_image
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.located_service import LocatedService
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.types import ImageChunk
 from tinsmith.v1 import environment_pb2, trajectories_pb2
+
+_MAX_STARTING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +46,15 @@ class Environment:
 class Observation:
     """What an environment shows to the agent."""
 
-    messages: list[dict[str, str]] = field(default_factory=list)
-    """With `role` and `content`, to append to the conversation; empty after the last step."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """With `role` and `content`, to append to the conversation; empty after the last step.
+
+    A content is a text, or a list of texts and places of images, as chat templates read it.
+    """
     images: list[ImageChunk] = field(default_factory=list)
+    """In the order of their places."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Schemas of the tools of the episode; of its first observation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +67,50 @@ class StepResult:
     info: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentStatistics:
+    """What the episodes of one job in one environment came to, on one server."""
+
+    environment: str
+    job: str
+    """Empty for episodes without one."""
+    num_episodes: int
+    num_finished: int
+    num_abandoned: int
+    """Removed or expired before their end."""
+    num_failures: dict[str, int]
+    """By cause: `raised`, `timeout`, `crashed`, `stopped`."""
+    num_steps: int
+    step_time_p50_s: float
+    """Of the last 2,048 steps, the wait for the worker process included."""
+    step_time_p99_s: float
+    mean_reward: float
+    """Over the finished episodes, of the sum of their rewards."""
+    start_time: datetime.datetime
+    """Since when it is counted."""
+
+
 class EnvironmentInstance:
     """One play of an environment. Usable as a context manager, which deletes it at the end."""
 
     def __init__(
-        self, core: ClientCore, endpoint: Endpoint, message: environment_pb2.EnvironmentInstance
+        self,
+        core: ClientCore,
+        endpoint: Endpoint,
+        streams: StepStreams,
+        message: environment_pb2.EnvironmentInstance,
     ) -> None:
         self._core = core
         self._endpoint = endpoint
+        self._streams = streams
         self._num_steps = message.num_steps
         self._turn = asyncio.Lock()
         self.name = message.name
         self.observation = _decode_observation(message.observation)
         """The last observation that arrived."""
 
-    def step(self, action: str | Sequence[int]) -> ResultFuture[StepResult]:
-        """Act, with text or with token ids. Calls are applied one after the other.
+    def step(self, action: str | Sequence[int] | Action) -> ResultFuture[StepResult]:
+        """Act, with text, token ids or calls of tools. Steps are applied one after the other.
 
         Returns:
             A future of observation, reward and whether the episode has ended.
@@ -77,12 +123,7 @@ class EnvironmentInstance:
         Example:
             >>> step = instance.step("7").result()
         """
-        message = (
-            trajectories_pb2.Action(text=action)
-            if isinstance(action, str)
-            else trajectories_pb2.Action(tokens=tensors.encode_tokens(action))
-        )
-        return self._core.future(self._step(message), what=f"step of {self.name}")
+        return self._core.future(self._step(encode_action(action)), what=f"step of {self.name}")
 
     def delete(self) -> None:
         """Remove the instance; repeating it succeeds.
@@ -113,13 +154,10 @@ class EnvironmentInstance:
             request = environment_pb2.StepInstanceRequest(
                 instance=self.name, step_index=self._num_steps, action=action
             )
-            answer = await self._core.transport.call(
-                self._endpoint,
-                lambda c: c.environment.StepInstance,
-                request,
-                timeout_s=self._core.settings.operation_timeout_s,
-            )
+            answer = await self._streams.step(self._endpoint, request)
             self._num_steps += 1
+            if answer.done:
+                self._streams.release(self._endpoint, self.name)
         self.observation = _decode_observation(answer.observation)
         return StepResult(
             observation=self.observation,
@@ -129,6 +167,7 @@ class EnvironmentInstance:
         )
 
     async def _delete(self) -> None:
+        self._streams.release(self._endpoint, self.name)
         await self._core.transport.call(
             self._endpoint,
             lambda c: c.environment.DeleteInstance,
@@ -152,6 +191,8 @@ class EnvironmentCalls:
             missing="the server has no environment service",
             remedy="start an environment worker",
         )
+        self._streams = StepStreams(core)
+        self._starting = asyncio.Semaphore(_MAX_STARTING)
 
     @call
     async def _list(self) -> list[Environment]:
@@ -184,14 +225,20 @@ class EnvironmentCalls:
 
     @call
     async def _create_instance(
-        self, environment: str, *, seed: int = 0, config: Mapping[str, Any] | None = None
+        self,
+        environment: str,
+        *,
+        seed: int = 0,
+        config: Mapping[str, Any] | None = None,
+        job: str = "",
     ) -> EnvironmentInstance:
-        """Create and reset an instance.
+        """Create and reset an instance. It goes with the client: it is removed when that ends.
 
         Args:
             environment: Resource name, or id within the client's project.
             seed: Makes the episode repeatable.
             config: Overrides default settings of the environment.
+            job: What the episode is counted under; the job that this process is of by default.
 
         Returns:
             The instance, with its first observation.
@@ -208,17 +255,88 @@ class EnvironmentCalls:
         struct = struct_pb2.Struct()
         struct.update(dict(config or {}))
         request = environment_pb2.CreateInstanceRequest(
-            parent=environment, request_id=str(uuid.uuid4()), seed=seed, config=struct
+            parent=environment,
+            request_id=str(uuid.uuid4()),
+            seed=seed,
+            config=struct,
+            client_id=self._streams.client_id,
+            job=job or os.environ.get("TINSMITH_JOB", "").rpartition("/")[2],
         )
         endpoint = await self._service.endpoint()
-        answer = await self._core.transport.call(
-            endpoint, lambda c: c.environment.CreateInstance, request
+        # A crowd that starts at once would be told to come again.
+        async with self._starting:
+            answer = await self._core.transport.call(
+                endpoint, lambda c: c.environment.CreateInstance, request
+            )
+        self._streams.hold(endpoint, answer)
+        return EnvironmentInstance(self._core, endpoint, self._streams, answer)
+
+    @call
+    async def _statistics(self, job: str = "") -> list[EnvironmentStatistics]:
+        """Return what episodes came to, by job and environment.
+
+        Each environment server counts its own, since its start or the last reset. Of several
+        servers behind one address, one answers.
+
+        Args:
+            job: Name of a job; all by default.
+
+        Returns:
+            The statistics of each job and environment.
+
+        Raises:
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> rewards = {each.job: each.mean_reward for each in client.environments.statistics()}
+        """
+        pages = read_pages(
+            self._core.transport,
+            await self._service.endpoint(),
+            lambda c: c.environment.ListEnvironmentStatistics,
+            environment_pb2.ListEnvironmentStatisticsRequest(parent=self._core.project, job=job),
         )
-        return EnvironmentInstance(self._core, endpoint, answer)
+        return [_decode_statistics(each) async for page in pages for each in page.statistics]
+
+    @call
+    async def _reset_statistics(self, job: str = "") -> None:
+        """Begin to count anew; episodes that are being played are not counted any more.
+
+        Args:
+            job: Name of a job; all by default.
+
+        Raises:
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> client.environments.reset_statistics("warm-up")
+        """
+        await self._core.transport.call(
+            await self._service.endpoint(),
+            lambda c: c.environment.ResetEnvironmentStatistics,
+            environment_pb2.ResetEnvironmentStatisticsRequest(parent=self._core.project, job=job),
+        )
+
+
+def _decode_statistics(message: environment_pb2.EnvironmentStatistics) -> EnvironmentStatistics:
+    return EnvironmentStatistics(
+        environment=message.environment,
+        job=message.job,
+        num_episodes=message.num_episodes,
+        num_finished=message.num_finished,
+        num_abandoned=message.num_abandoned,
+        num_failures=dict(message.num_failures),
+        num_steps=message.num_steps,
+        step_time_p50_s=message.step_time_p50_seconds,
+        step_time_p99_s=message.step_time_p99_seconds,
+        mean_reward=message.mean_reward,
+        start_time=message.start_time.ToDatetime(datetime.UTC),
+    )
 
 
 def _decode_observation(message: trajectories_pb2.Observation) -> Observation:
     return Observation(
-        messages=[{"role": item.role, "content": item.content} for item in message.messages],
-        images=[ImageChunk(data=image.data, format=image.format) for image in message.images],
+        messages=[decode_chat_message(item) for item in message.messages],
+        images=[decode_image(image) for image in message.images],
+        tools=[decode_tool(tool) for tool in message.tools],
     )

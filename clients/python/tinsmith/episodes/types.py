@@ -5,16 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith import tensors
+from tinsmith.images import ImageRules
 from tinsmith.names import EpisodeName
+from tinsmith.rpc.input_codec import decode_model_input
 from tinsmith.types import Datum, EncodedTextChunk, FloatArray, ImageChunk, ModelInput
-from tinsmith.v1 import episode_pb2, trajectories_pb2
+from tinsmith.v1 import episode_pb2
 
 TYPES: dict[str, episode_pb2.Episode.Type.ValueType] = {
     "train": episode_pb2.Episode.TYPE_TRAIN,
@@ -78,25 +80,33 @@ class RecordedTrajectory:
         """Number of sampled tokens."""
         return int(self.mask.sum())
 
-    def to_datum(self, advantage: float) -> Datum:
+    def to_datum(self, advantage: float, *, images: ImageRules | None = None) -> Datum:
         """Return the training sequence for a policy-gradient loss.
 
         Args:
             advantage: Of every sampled token.
+            images: How the model turns images into tokens, as `Client.list_models` tells it; needed
+                if the prompt holds any.
 
         Raises:
-            ValueError: If the prompt holds an image: how many tokens that is, the client does not
-                know.
+            ValueError: If the prompt holds an image, and no rules are given.
         """
-        if any(isinstance(chunk, ImageChunk) for chunk in self.prompt.chunks):
-            raise ValueError("a trajectory with images cannot be trained on by the client")
-        prompt = self.prompt.to_ints()
+        chunks = [_counted(chunk, images) for chunk in self.prompt.chunks]
+        read = [
+            token
+            for chunk in chunks
+            for token in (
+                chunk.tokens
+                if isinstance(chunk, EncodedTextChunk)
+                else [images.token_id if images else 0] * chunk.length
+            )
+        ]
         # Position i predicts token i + 1; the first token of the prompt is not predicted.
-        context = np.zeros(len(prompt) - 1)
+        context = np.zeros(len(read) - 1)
         return Datum(
-            ModelInput.from_ints([*prompt, *self.tokens[:-1]]),
+            ModelInput((*chunks, EncodedTextChunk(self.tokens[:-1].tolist()))),
             {
-                "target_tokens": np.concatenate((prompt[1:], self.tokens)),
+                "target_tokens": np.concatenate((read[1:], self.tokens)),
                 "logprobs": np.concatenate((context, self.logprobs)),
                 "advantages": np.concatenate((context, self.mask * np.float32(advantage))),
             },
@@ -252,7 +262,7 @@ def _decode_outcome(message: episode_pb2.EpisodeOutcome) -> EpisodeOutcome:
 
 def _decode_trajectory(message: episode_pb2.RecordedTrajectory) -> RecordedTrajectory:
     return RecordedTrajectory(
-        prompt=_decode_prompt(message.prompt),
+        prompt=decode_model_input(message.prompt),
         tokens=tensors.decode_tensor(message.tokens).astype(np.int64),
         mask=tensors.decode_tensor(message.mask).astype(np.float32),
         logprobs=tensors.decode_tensor(message.logprobs).astype(np.float32),
@@ -262,15 +272,15 @@ def _decode_trajectory(message: episode_pb2.RecordedTrajectory) -> RecordedTraje
     )
 
 
-def _decode_prompt(message: trajectories_pb2.ModelInput) -> ModelInput:
-    return ModelInput(
-        tuple(
-            EncodedTextChunk(tuple(int(token) for token in tensors.decode_tensor(chunk.tokens)))
-            if chunk.WhichOneof("content") == "tokens"
-            else ImageChunk(data=chunk.image.data, format=chunk.image.format)
-            for chunk in message.chunks
-        )
-    )
+def _counted(
+    chunk: EncodedTextChunk | ImageChunk, rules: ImageRules | None
+) -> EncodedTextChunk | ImageChunk:
+    """Return a piece of a prompt whose number of tokens is known."""
+    if isinstance(chunk, EncodedTextChunk):
+        return chunk
+    if rules is None:
+        raise ValueError("the prompt holds an image; give the `images` rules of its model")
+    return replace(chunk, expected_tokens=rules.num_tokens(chunk.data, chunk.format))
 
 
 def _decode_json(text: str) -> Any:

@@ -226,3 +226,21 @@ class JobClient(JobCalls):
     async def send_report_async(self, request: job_pb2.ReportTrainingJobRequest) -> None:
         """Do as `send_report`, without blocking."""
         await self._core.background.acall(self._send_report(request))
+
+    def has_diverged(self, run: str) -> bool:
+        """Return whether a replay of a run gave other bits than the first execution.
+
+        Returns:
+            True from the first divergence on; the run's own record says where.
+
+        Raises:
+            NotFoundError: If there is no such run.
+
+        Example:
+            >>> client.jobs.has_diverged("projects/default/trainingRuns/1f0c")
+        """
+        return self._core.background.call(self._has_diverged(run))
+
+    async def has_diverged_async(self, run: str) -> bool:
+        """Do as `has_diverged`, without blocking."""
+        return await self._core.background.acall(self._has_diverged(run))

@@ -12,10 +12,14 @@ from pathlib import Path
 from tinsmith.errors import ConfigurationError
 from tinsmith.v1 import job_pb2
 
-BUILT_IN = frozenset({"pig_latin", "warm_start", "arithmetic"})
+BUILT_IN = frozenset(
+    {"pig_latin", "warm_start", "arithmetic", "small_sums", "larger_number", "gomoku", "kuhn"}
+)
 """Data that recipes bring along; anything else is a path."""
 
-RECIPE_METHODS = frozenset({"supervised", "rl", "rl_episodes"})
+RECIPE_METHODS = frozenset(
+    {"supervised", "rl", "rl_episodes", "self_play", "match", "dpo", "distillation"}
+)
 """Values of `spec.method.type` that are a recipe, by its name."""
 
 

@@ -23,7 +23,7 @@ from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Backoff, Connection
 from tinsmith.settings import local_address
-from tinsmith.v1 import job_pb2
+from tinsmith.v1 import job_pb2, trainer_pb2
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
 
@@ -382,6 +382,27 @@ class JobCalls:
             >>> client.jobs.send_report(request)
         """
         await self._call(lambda c: c.job.ReportTrainingJob, request)
+
+    @call
+    async def _has_diverged(self, run: str) -> bool:
+        """Return whether a replay of a run gave other bits than the first execution.
+
+        Returns:
+            True from the first divergence on; the run's own record says where.
+
+        Raises:
+            NotFoundError: If there is no such run.
+
+        Example:
+            >>> client.jobs.has_diverged("projects/default/trainingRuns/1f0c")
+        """
+        message = await self._core.get_run(self._core.run_name(run))
+        status = await self._core.transport.call(
+            self._core.trainer_endpoint(message),
+            lambda c: c.trainer.GetRunStatus,
+            trainer_pb2.GetRunStatusRequest(run=message.name),
+        )
+        return bool(status.replay_diverged)
 
     def _name(self, value: str) -> str:
         if "/" not in value:

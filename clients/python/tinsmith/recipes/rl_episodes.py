@@ -31,16 +31,22 @@ from tinsmith.client import Client
 from tinsmith.episodes.types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
+from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
-from tinsmith.recipes.experiment.run_log import RunLog, say_finished
-from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
+from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
+from tinsmith.recipes.kept_episodes import keep_agent_episodes, with_advantages
+from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.tracing import spans
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import AdamParams, Datum
+from tinsmith.types import Datum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +80,10 @@ class Config:
     num_validation: int = 64
     """Held-out tasks that are scored, at most; 0 scores nothing."""
     save_every: int = 10
+    keep_rollouts: str = ""
+    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
+    log_to: str = ""
+    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/rl_episodes-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
@@ -120,35 +130,51 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
             return summary
         progress = ResumableRun(config, client, experiment, observer)
         name = Path(config.data).name
-        log = RunLog(
-            experiment.folder,
-            title=f"rl_episodes {name} seed {config.seed}",
-            num_steps=config.num_steps,
-            first_step=progress.first_step,
-            observer=observer,
-        )
+        title = f"rl_episodes {name} seed {config.seed}"
+        log = open_log(experiment, config, title, progress.run, progress.first_step, observer)
         with log, progress.explained(log.say):
             log.say_begin(progress.describe())
+            sampler = progress.run.sampler()
             groups = EpisodeGroups(
                 client.episodes,
                 queue=config.queue,
-                sampler=progress.run.sampler(),
+                sampler=sampler,
                 model=config.model,
                 say=log.say,
             )
-            before = progress.once("before", lambda: _score(config, groups, tasks))
-            _train(config, groups, tasks, progress, log)
+            tokenizer = client.get_tokenizer(config.base_model)
+            kept = _Kept(RolloutKeeper(experiment.folder, config.keep_rollouts, sampler), tokenizer)
+            before = progress.once(
+                "before", lambda: _score(config, groups, tasks, kept, progress.first_step)
+            )
+            _train(config, groups, tasks, progress, log, kept)
             checkpoint = progress.save(progress.last_step, config.checkpoint)
-            after = _score(config, groups, tasks)
+            after = _score(config, groups, tasks, kept, config.num_steps)
             summary = _summarize(progress.run, checkpoint, before, after)
             log.plot(
                 f"rl_episodes: {name}, seed {config.seed}",
-                "reward",
-                y_label="mean reward of the episodes",
+                Curve("reward", "mean reward of the episodes", rises=True),
             )
             experiment.finish(asdict(summary))
             log.say_end([_describe_scores(summary)], summary.run, summary.checkpoint)
     return summary
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where rollouts are kept."""
+
+    keeper: RolloutKeeper
+    tokenizer: Tokenizer
+
+    def keep(self, phase: str, num_done: int, played: PlayedGroups, queue: str) -> None:
+        """Keep the submitted episodes; an advantage is a reward minus the mean of its group."""
+        if phase == TRAIN:
+            advantages_PG = center_rewards(played.rewards_PG).tolist()
+        else:
+            advantages_PG = [[None] * len(group) for group in played.groups]
+        episodes = list(with_advantages(played.groups, advantages_PG))
+        keep_agent_episodes(self.keeper, phase, num_done, episodes, self.tokenizer, queue=queue)
 
 
 def _describe_scores(summary: Summary) -> str:
@@ -159,22 +185,31 @@ def _describe_scores(summary: Summary) -> str:
 
 
 def _train(
-    config: Config, groups: EpisodeGroups, tasks: TaskSet, progress: ResumableRun, log: RunLog
+    config: Config,
+    groups: EpisodeGroups,
+    tasks: TaskSet,
+    progress: ResumableRun,
+    log: RunLog,
+    kept: _Kept,
 ) -> None:
     done = progress.first_step
     try:
         for step in range(done, config.num_steps):
-            with progress.interruptible():
-                played = groups.play(
-                    tasks.draw(step, num_tasks=config.num_tasks, seed=config.seed),
-                    group_size=config.group_size,
-                    episode_type="train",
-                    timeout_s=config.step_timeout_s,
-                )
-            samples = trained_samples(played)
-            metrics = _step(config, progress.run, step, samples)
-            # From here on a save contains the step.
-            done = step + 1
+            with spans.block("step", {"tinsmith.step": step}, begins=True):
+                with progress.interruptible():
+                    played = groups.play(
+                        tasks.draw(step, num_tasks=config.num_tasks, seed=config.seed),
+                        group_size=config.group_size,
+                        episode_type="train",
+                        timeout_s=config.step_timeout_s,
+                    )
+                samples = trained_samples(played)
+                kept.keep(TRAIN, step, played, config.queue)
+                with uninterrupted():
+                    submitted = _submit(config, progress.run, step, samples)
+                    # From here on a save contains the step, whether its result was seen or not.
+                    done = step + 1
+                metrics = {} if submitted is None else _wait_for_step(samples, submitted)
             log.health.note_trained(len(samples))
             if "grad_norm" in metrics:
                 log.health.note_gradient(metrics["grad_norm"])
@@ -225,29 +260,24 @@ def trained_samples(played: PlayedGroups) -> list[TrainedSample]:
     ]
 
 
-def _step(
+def _submit(
     config: Config, run: TrainingRun, step: int, samples: Sequence[TrainedSample]
-) -> dict[str, float]:
-    """Take an optimizer step, unless there is nothing to learn from; return what it says."""
+) -> SubmittedStep | None:
+    """Send an optimizer step, unless there is nothing to learn from."""
     if not samples:
-        return {}
-    learning_rate = linear_schedule(
-        step,
-        peak=config.learning_rate,
-        num_steps=config.num_steps,
-        num_warmup_steps=config.num_warmup_steps,
-        floor=config.learning_rate_floor,
-    )
-    gradient = run.forward_backward([sample.to_datum() for sample in samples], config.loss)
-    update = run.optim_step(
-        AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
-    )
+        return None
+    rate = rate_of(config, step, peak=config.learning_rate, num_steps=config.num_steps)
+    return submit_data(config, run, [sample.to_datum() for sample in samples], config.loss, rate)
+
+
+def _wait_for_step(samples: Sequence[TrainedSample], submitted: SubmittedStep) -> dict[str, float]:
+    """Wait for a step, and return what it says."""
     gaps = [
         np.abs(output.logprobs[-sample.trajectory.tokens.size :] - sample.trajectory.logprobs)
-        for sample, output in zip(samples, gradient.result().outputs, strict=True)
+        for sample, output in zip(samples, submitted.gradient.result().outputs, strict=True)
     ]
     masks = [sample.trajectory.mask > 0 for sample in samples]
-    result = update.result()
+    result = submitted.update.result()
     oldest = min(
         int(sample.trajectory.versions[mask].min())
         for sample, mask in zip(samples, masks, strict=True)
@@ -272,12 +302,15 @@ def _describe(played: PlayedGroups, samples: Sequence[TrainedSample]) -> dict[st
     }
 
 
-def _score(config: Config, groups: EpisodeGroups, tasks: TaskSet) -> list[float | None]:
+def _score(
+    config: Config, groups: EpisodeGroups, tasks: TaskSet, kept: _Kept, num_done: int
+) -> list[float | None]:
     """Return the reward of each validation task; None where its episode was lost."""
     chosen: Sequence[AgentTask] = tasks.validation[: config.num_validation]
     if not chosen:
         return []
     played = groups.play(chosen, group_size=1, episode_type="eval", timeout_s=config.step_timeout_s)
+    kept.keep(VALIDATION, num_done, played, config.queue)
     return [None if np.isnan(reward) else float(reward) for reward in played.rewards_PG[:, 0]]
 
 

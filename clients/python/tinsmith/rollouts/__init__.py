@@ -5,7 +5,9 @@ The same code plays in training, validation and inference. `RolloutRunner` plays
 `tinsmith.rollouts.adapters` connects them to the service.
 """
 
-from tinsmith.rollouts.advantages import center_rewards
+from tinsmith.rollouts.advantages import RoleBaselines, center_rewards
+from tinsmith.rollouts.batch import EpisodeStream, RolloutBatch
+from tinsmith.rollouts.batch_codec import EnvironmentTask, PlayedEpisode
 from tinsmith.rollouts.chat import Continuation, Conversation
 from tinsmith.rollouts.datums import (
     DatumArrays,
@@ -22,11 +24,15 @@ from tinsmith.rollouts.errors import (
     SamplerFailedError,
     TemplateRewritesHistoryError,
 )
+from tinsmith.rollouts.group_plan import GroupConfig, GroupPlan, Play
 from tinsmith.rollouts.groups import (
-    GroupConfig,
     GroupReport,
     GroupResult,
+    PlayFailure,
     RolloutGroup,
+    failure_of,
+    note_failure,
+    note_plan,
     run_groups,
 )
 from tinsmith.rollouts.machine import (
@@ -41,13 +47,17 @@ from tinsmith.rollouts.machine import (
     StepTaken,
     TurnSampled,
 )
+from tinsmith.rollouts.observations import TokenPiece
+from tinsmith.rollouts.policy_player import PolicyPlayer
 from tinsmith.rollouts.runner import RolloutRunner
 from tinsmith.rollouts.trajectory import (
     MASKED_VERSION,
+    PlacedImage,
     TerminationReason,
     TokenSample,
     Trajectory,
     Turn,
+    to_model_input,
 )
 
 __all__ = [
@@ -60,14 +70,24 @@ __all__ = [
     "Conversation",
     "DatumArrays",
     "EnvironmentFailed",
+    "EnvironmentTask",
+    "EpisodeStream",
     "Event",
     "GroupConfig",
+    "GroupPlan",
     "GroupReport",
     "GroupResult",
     "InvalidTransitionError",
     "NoRolloutsError",
     "ParseFailed",
+    "PlacedImage",
+    "Play",
+    "PlayFailure",
+    "PlayedEpisode",
+    "PolicyPlayer",
+    "RoleBaselines",
     "Rollout",
+    "RolloutBatch",
     "RolloutConfig",
     "RolloutError",
     "RolloutGroup",
@@ -77,13 +97,18 @@ __all__ = [
     "StepTaken",
     "TemplateRewritesHistoryError",
     "TerminationReason",
+    "TokenPiece",
     "TokenSample",
     "Trajectory",
     "Turn",
     "TurnSampled",
     "build_arrays",
     "center_rewards",
+    "failure_of",
+    "note_failure",
+    "note_plan",
     "run_groups",
+    "to_model_input",
     "trajectory_arrays",
     "trajectory_datums",
 ]

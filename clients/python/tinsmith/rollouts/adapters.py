@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment import Action
 from tinsmith.environments.environment_calls import EnvironmentInstance, StepResult
+from tinsmith.images import ImageRules
 from tinsmith.rollouts.interfaces import Completion
+from tinsmith.rpc import codec
+from tinsmith.rpc.core import ClientCore
 from tinsmith.sampling.sampler import Sampler
-from tinsmith.types import SamplingParams
+from tinsmith.types import ModelInput, SamplingParams
+from tinsmith.v1 import scheduler_pb2
 
 
 class ServiceSampler:
-    """A `tinsmith.Sampler` as the sampler of rollouts."""
+    """A `tinsmith.Sampler` as the sampler of rollouts.
 
-    def __init__(self, sampler: Sampler) -> None:
+    Args:
+        sampler: The sampler.
+        num_samples: Completions that each request draws.
+        index: Which of them is the turn.
+    """
+
+    def __init__(self, sampler: Sampler, num_samples: int = 1, index: int = 0) -> None:
         self._sampler = sampler
+        self._num_samples = num_samples
+        self._index = index
 
-    async def sample_async(
-        self, prompt_tokens: Sequence[int], params: SamplingParams
-    ) -> Completion:
+    async def sample_async(self, prompt: ModelInput, params: SamplingParams) -> Completion:
         """Return one completion."""
         result = await self._sampler.sample(
-            list(prompt_tokens), sampling_params=params, num_samples=1
+            prompt, sampling_params=params, num_samples=self._num_samples
         )
-        return result.sequences[0]
+        return result.sequences[self._index]
 
 
 class ServiceInstance:
@@ -35,9 +46,9 @@ class ServiceInstance:
         self._instance = instance
         self.observation = instance.observation
 
-    async def step_async(self, text: str) -> StepResult:
+    async def step_async(self, action: str | Action) -> StepResult:
         """Apply an action."""
-        return await self._instance.step(text)
+        return await self._instance.step(action)
 
     async def delete_async(self) -> None:
         """Release the instance."""
@@ -54,3 +65,13 @@ async def create_service_instance(
     """Create an instance on the server for one rollout."""
     instance = await environments.create_instance_async(environment, seed=seed, config=config)
     return ServiceInstance(instance)
+
+
+async def read_image_rules(core: ClientCore, base_model: str) -> ImageRules | None:
+    """Return how a served model turns images into tokens; None if it reads none."""
+    request = scheduler_pb2.GetCapabilitiesRequest(parent=core.project)
+    answer = await core.transport.call(
+        core.scheduler, lambda c: c.scheduler.GetCapabilities, request
+    )
+    models = map(codec.decode_served_model, answer.models)
+    return next((model.images for model in models if model.base_model == base_model), None)

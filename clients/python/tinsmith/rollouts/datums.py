@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith.rollouts.trajectory import TokenSample, Trajectory
+from tinsmith.rollouts.trajectory import PlacedImage, TokenSample, Trajectory, to_model_input
 from tinsmith.types import Datum, ModelInput
 
 
@@ -21,7 +21,7 @@ class DatumArrays:
     """One training sequence of T tokens; all arrays have the shape [T]."""
 
     tokens: list[int]
-    """What the model reads."""
+    """What the model reads, placeholders of images included."""
     target_tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]
     """Of the targets, as they were sampled; 0 where masked."""
@@ -31,6 +31,13 @@ class DatumArrays:
     """1 where the target was sampled by the model, else 0."""
     versions: NDArray[np.int64]
     """Weights that produced each target; -1 where masked."""
+    images: tuple[PlacedImage, ...] = ()
+    """What the model reads in place of their placeholders among `tokens`."""
+
+    @property
+    def model_input(self) -> ModelInput:
+        """What the model reads."""
+        return to_model_input(self.tokens, self.images)
 
     @property
     def loss_fn_inputs(self) -> dict[str, NDArray[np.generic]]:
@@ -43,12 +50,12 @@ class DatumArrays:
 
     def to_datum(self) -> Datum:
         """Return the value that `forward_backward` takes, for a policy-gradient loss."""
-        return Datum(ModelInput.from_ints(self.tokens), dict(self.loss_fn_inputs))
+        return Datum(self.model_input, dict(self.loss_fn_inputs))
 
     def to_supervised_datum(self) -> Datum:
         """Return the datum of the same tokens for `cross_entropy`."""
         return Datum(
-            ModelInput.from_ints(self.tokens),
+            self.model_input,
             {"target_tokens": self.target_tokens, "weights": self.mask},
         )
 
@@ -61,10 +68,12 @@ def build_arrays(sample: TokenSample, advantage: float | Sequence[float]) -> Dat
         advantage: Of the whole episode, or of each turn of it.
 
     Raises:
-        ValueError: If the sample is too short, or begins with a sampled token.
+        ValueError: If the sample is too short, begins with a sampled token, or ends with an image.
     """
     if len(sample.tokens) < 2 or sample.loss_mask[0]:
         raise ValueError("a training sequence needs a context token and one that follows it")
+    if sample.images and sample.images[-1].end >= len(sample.tokens):
+        raise ValueError("a training sequence ends with a token that follows its last image")
     mask = sample.loss_mask[1:]
     turns = sample.turn_indices[1:]
     advantages = np.zeros(len(mask), dtype=np.float32)
@@ -79,6 +88,7 @@ def build_arrays(sample: TokenSample, advantage: float | Sequence[float]) -> Dat
         advantages=advantages,
         mask=mask.astype(np.float32),
         versions=sample.versions[1:].copy(),
+        images=sample.images,
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from tinsmith.rollouts.advantages import center_rewards
 from tinsmith.rollouts.datums import DatumArrays, trajectory_arrays
 from tinsmith.rollouts.errors import NoRolloutsError, SamplerFailedError
+from tinsmith.rollouts.group_plan import GroupConfig, GroupPlan, Play
 from tinsmith.rollouts.interfaces import EnvironmentInstance
 from tinsmith.rollouts.runner import RolloutRunner
 from tinsmith.rollouts.trajectory import Trajectory
@@ -28,29 +30,6 @@ logger = logging.getLogger(__name__)
 TaskT = TypeVar("TaskT")
 SAMPLER_FAILED = "sampler_failed"
 NOTHING_SAMPLED = "nothing_sampled"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupConfig:
-    """How many episodes are played, and how failures are met."""
-
-    group_size: int = 8
-    """Episodes of one task."""
-    max_concurrency: int = 64
-    """Episodes that run at once."""
-    max_replacements: int = 2
-    """Times that one episode is played again after an infrastructure failure."""
-    min_group_size: int = 2
-    """Groups with fewer episodes are dropped: there is nothing to compare with."""
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "max_concurrency", "min_group_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.max_replacements < 0:
-            raise ValueError(f"max_replacements must not be negative, got {self.max_replacements}")
-        if self.min_group_size > self.group_size:
-            raise ValueError("min_group_size must not be above group_size")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +60,8 @@ class GroupReport:
     """What became of the episodes."""
 
     num_requested: int = 0
+    num_begun: int = 0
+    """Plays that were begun."""
     num_completed: int = 0
     """Episodes in the groups that were returned."""
     num_replaced: int = 0
@@ -91,6 +72,8 @@ class GroupReport:
     """Groups with fewer than `min_group_size` episodes."""
     num_dropped_episodes: int = 0
     """Good episodes of dropped groups."""
+    num_cancelled: int = 0
+    """Plays that were given up because enough others were complete."""
     failures: Counter[str] = field(default_factory=Counter)
     """Plays that failed, by reason."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -114,7 +97,7 @@ async def run_groups(
     *,
     batch_key: str = "",
 ) -> GroupResult[TaskT]:
-    """Play `group_size` episodes of each task.
+    """Play `group_size` episodes of each task; `GroupPlan` says which episodes when.
 
     Args:
         runner: Plays an episode.
@@ -125,52 +108,119 @@ async def run_groups(
 
     Raises:
         NoRolloutsError: If not one group survived.
+        ValueError: If more groups are wanted than there are tasks.
         TemplateRewritesHistoryError: See `RolloutRunner.run`.
         ChatTemplateError: See `RolloutRunner.run`.
     """
     config = config or GroupConfig()
-    report = GroupReport(num_requested=len(tasks) * config.group_size)
-    places = asyncio.Semaphore(config.max_concurrency)
+    plan = GroupPlan(len(tasks), config)
+    report = GroupReport(num_requested=plan.num_wanted * config.group_size)
+    finished: dict[tuple[int, int], Trajectory] = {}
+    running: dict[asyncio.Task[Trajectory | PlayFailure], Play] = {}
 
-    async def play(task: TaskT, key: str) -> Trajectory | None:
-        for attempt in range(config.max_replacements + 1):
-            async with places:
-                trajectory = await _play_once(
-                    runner, lambda: create_instance(task), f"{key}/{attempt}", report
-                )
-            if trajectory is not None:
-                if trajectory.num_sampled_tokens:
-                    return trajectory
-                # Another play would begin with the same context.
-                problem = f"the first context leaves no room ({trajectory.reason.value})"
-                _report_failure(report, NOTHING_SAMPLED, problem)
-                break
-            report.num_replaced += attempt < config.max_replacements
-        report.num_lost += 1
-        return None
+    async def play_once(play: Play) -> Trajectory | PlayFailure:
+        create = partial(create_instance, tasks[play.task])
+        try:
+            trajectory = await runner.run(create, episode_key=play.key(batch_key))
+        except SamplerFailedError as error:
+            return PlayFailure(SAMPLER_FAILED, str(error))
+        return failure_of(trajectory) or trajectory
 
     try:
-        async with asyncio.TaskGroup() as playing:
-            plays_PG = [
-                [
-                    playing.create_task(play(task, f"{batch_key}/{p}/{g}"))
-                    for g in range(config.group_size)
-                ]
-                for p, task in enumerate(tasks)
-            ]
-    except ExceptionGroup as errors:
-        # Errors of the configuration; all episodes meet the same one.
-        raise errors.exceptions[0] from errors
-    groups = []
-    for task, plays_G in zip(tasks, plays_PG, strict=True):
-        finished = tuple(t for t in (play.result() for play in plays_G) if t is not None)
-        if len(finished) < config.min_group_size:
-            report.num_dropped_groups += 1
-            report.num_dropped_episodes += len(finished)
-            continue
-        report.num_completed += len(finished)
-        report.reasons.update(trajectory.reason.value for trajectory in finished)
-        groups.append(_make_group(task, finished, config))
+        while True:
+            running |= {asyncio.create_task(play_once(play)): play for play in plan.begin()}
+            if plan.is_done:
+                break
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for ended in sorted(done, key=running.__getitem__):
+                play = running.pop(ended)
+                if play not in plan.running:
+                    continue
+                outcome = ended.result()
+                if isinstance(outcome, PlayFailure):
+                    note_failure(report, outcome)
+                    plan.fail(play, may_repeat=outcome.may_repeat)
+                else:
+                    finished[play.task, play.member] = outcome
+                    plan.finish(play)
+            given_up = [episode for episode, play in running.items() if play not in plan.running]
+            report.num_cancelled += len(given_up)
+            for episode in given_up:
+                episode.cancel()
+    finally:
+        for episode in running:
+            episode.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return gather_groups(tasks, plan, finished, config, report)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayFailure:
+    """Why a play says nothing about the policy.
+
+    Attributes:
+        reason: One word.
+        problem: What failed, as a sentence.
+        may_repeat: Whether another play could end otherwise.
+    """
+
+    reason: str
+    problem: str
+    may_repeat: bool = True
+
+
+def failure_of(trajectory: Trajectory) -> PlayFailure | None:
+    """Return why an episode that ended is not one of its group; None if it is."""
+    if trajectory.reason.is_infrastructure:
+        return PlayFailure(trajectory.reason.value, trajectory.failure)
+    if not trajectory.num_sampled_tokens:
+        # Another play would begin with the same context.
+        problem = f"the first context leaves no room ({trajectory.reason.value})"
+        return PlayFailure(NOTHING_SAMPLED, problem, may_repeat=False)
+    return None
+
+
+def note_failure(report: GroupReport, failure: PlayFailure) -> None:
+    """Count a play that failed."""
+    report.failures[failure.reason] += 1
+    report.last_failure = failure.problem
+    # In the message too: a terminal shows nothing else.
+    logger.warning("episode left its group: %s", failure.reason, extra={"reason": failure.reason})
+
+
+def note_plan(report: GroupReport, plan: GroupPlan) -> None:
+    """Take over the counts of a plan."""
+    report.num_completed = sum(map(len, plan.taken.values()))
+    for name in ("begun", "replaced", "lost", "dropped_groups", "dropped_episodes"):
+        setattr(report, f"num_{name}", getattr(plan, f"num_{name}"))
+
+
+def gather_groups(
+    tasks: Sequence[TaskT],
+    plan: GroupPlan,
+    finished: Mapping[tuple[int, int], Trajectory],
+    config: GroupConfig,
+    report: GroupReport,
+) -> GroupResult[TaskT]:
+    """Return the groups of a plan that is done.
+
+    Args:
+        tasks: What was played.
+        plan: Says which episodes were taken.
+        finished: Episodes by task and member.
+        config: Sizes and limits.
+        report: What became of the episodes; completed here.
+
+    Raises:
+        NoRolloutsError: If not one group survived.
+    """
+    groups = [
+        make_group(tasks[task], tuple(finished[task, each] for each in members), config)
+        for task, members in plan.taken.items()
+    ]
+    for group in groups:
+        report.reasons.update(trajectory.reason.value for trajectory in group.trajectories)
+    note_plan(report, plan)
     if tasks and not groups:
         raise NoRolloutsError(
             f"not one group of {report.num_requested} episodes survived; failures: "
@@ -179,33 +229,10 @@ async def run_groups(
     return GroupResult(tuple(groups), report)
 
 
-async def _play_once(
-    runner: RolloutRunner,
-    create_instance: Callable[[], Awaitable[EnvironmentInstance]],
-    key: str,
-    report: GroupReport,
-) -> Trajectory | None:
-    """Return an episode that says something about the policy, or None."""
-    try:
-        trajectory = await runner.run(create_instance, episode_key=key)
-    except SamplerFailedError as error:
-        _report_failure(report, SAMPLER_FAILED, str(error))
-        return None
-    if trajectory.reason.is_infrastructure:
-        _report_failure(report, trajectory.reason.value, trajectory.failure)
-        return None
-    return trajectory
-
-
-def _report_failure(report: GroupReport, reason: str, problem: str) -> None:
-    report.failures[reason] += 1
-    report.last_failure = problem
-    logger.warning("episode left its group", extra={"reason": reason})
-
-
-def _make_group(
+def make_group(
     task: TaskT, trajectories: tuple[Trajectory, ...], config: GroupConfig
 ) -> RolloutGroup[TaskT]:
+    """Return the group of some episodes of a task, with their advantages."""
     rewards_PG = np.asarray([[trajectory.reward for trajectory in trajectories]])
     advantages = center_rewards(rewards_PG, min_group_size=config.min_group_size)[0]
     return RolloutGroup(task, trajectories, tuple(float(value) for value in advantages))

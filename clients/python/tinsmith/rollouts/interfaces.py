@@ -9,14 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tinsmith.types import SamplingParams
+from tinsmith.environments.environment import Action
+from tinsmith.types import ImageChunk, ModelInput, SamplingParams
 
-Message = Mapping[str, str]
-"""One message of a conversation, with `role` and `content`."""
+Message = Mapping[str, Any]
+"""One message of a conversation, as chat templates read it.
+
+`role` and `content`; a content is a text, or a list of texts and places of images
+(`{"type": "image"}`). An assistant's message may hold `tool_calls`, a tool's a `tool_call_id`.
+"""
 
 
 class ChatTokenizer(Protocol):
     """Text to tokens and conversations to text; `tinsmith.Tokenizer` is one."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template; None if the model has none."""
+        ...
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that the template writes for an image; None if it writes none."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
         """Return the tokens of a text; special tokens written in it become one token each."""
@@ -27,7 +42,11 @@ class ChatTokenizer(Protocol):
         ...
 
     def render_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = ...
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = ...,
+        tools: Sequence[Mapping[str, Any]] | None = ...,
     ) -> str:
         """Return a conversation as the text that the model reads."""
         ...
@@ -60,9 +79,7 @@ class Completion(Protocol):
 class Sampler(Protocol):
     """Continues a prompt."""
 
-    async def sample_async(
-        self, prompt_tokens: Sequence[int], params: SamplingParams
-    ) -> Completion:
+    async def sample_async(self, prompt: ModelInput, params: SamplingParams, /) -> Completion:
         """Return one completion."""
         ...
 
@@ -73,6 +90,16 @@ class Observation(Protocol):
     @property
     def messages(self) -> Sequence[Message]:
         """Messages to append to the conversation."""
+        ...
+
+    @property
+    def images(self) -> Sequence[ImageChunk]:
+        """Images of the messages, in the order of their places."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of the tools of the episode; read of its first observation only."""
         ...
 
 
@@ -108,8 +135,13 @@ class EnvironmentInstance(Protocol):
         """What the environment shows at the start."""
         ...
 
-    async def step_async(self, text: str) -> StepOutcome:
-        """Apply an action; whatever it raises means that the episode is lost."""
+    async def step_async(self, action: str | Action, /) -> StepOutcome:
+        """Apply an action; whatever it raises means that the episode is lost.
+
+        Args:
+            action: The text of the turn. Where the environment has tools, or a `parse_action`
+                returns one, an `Action`: text, and the calls of tools.
+        """
         ...
 
     async def delete_async(self) -> None:

@@ -23,11 +23,14 @@ from tinsmith.rollouts.chat import Continuation
 from tinsmith.rollouts.errors import InvalidTransitionError
 from tinsmith.rollouts.trajectory import (
     MASKED_VERSION,
+    PlacedImage,
     TerminationReason,
     TokenSample,
     Trajectory,
     Turn,
+    to_model_input,
 )
+from tinsmith.types import ModelInput
 
 
 class RolloutState(enum.Enum):
@@ -59,9 +62,17 @@ class RolloutConfig:
     """Where the chat template rewrites its history, keep the tokens as they were."""
     parse_error_reward: float = 0.0
     """Reward of a turn whose action cannot be parsed."""
+    max_observation_bytes: int = 32 << 20
+    """Texts and encoded images of one observation; a larger one is a failed environment."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens", "max_tokens_per_turn", "max_context_tokens"):
+        for name in (
+            "max_turns",
+            "max_tokens",
+            "max_tokens_per_turn",
+            "max_context_tokens",
+            "max_observation_bytes",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.split_turns and self.append_only:
@@ -70,9 +81,10 @@ class RolloutConfig:
 
 @dataclass(frozen=True, slots=True)
 class ContextBuilt:
-    """The first observation as tokens."""
+    """The first observation as tokens, and the images among them."""
 
     tokens: Sequence[int]
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,7 @@ class _Piece:
     turn: int = -1
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
 
 class Rollout:
@@ -159,8 +172,13 @@ class Rollout:
 
     @property
     def context_tokens(self) -> list[int]:
-        """What the model reads next."""
+        """What the model reads next, placeholders of images included."""
         return [token for piece in self._samples[-1] for token in piece.tokens]
+
+    @property
+    def context(self) -> ModelInput:
+        """What the model reads next."""
+        return to_model_input(self.context_tokens, _join_images(self._samples[-1]))
 
     @property
     def turn_budget(self) -> int:
@@ -184,8 +202,8 @@ class Rollout:
             InvalidTransitionError: If the state does not know the event.
         """
         match self.state, event:
-            case RolloutState.PENDING, ContextBuilt(tokens):
-                self._samples[-1].append(_Piece(tuple(tokens)))
+            case RolloutState.PENDING, ContextBuilt(tokens, images):
+                self._samples[-1].append(_Piece(tuple(tokens), images=tuple(images)))
                 self._generate()
             case RolloutState.GENERATING, TurnSampled():
                 self._accept_turn(event)
@@ -206,8 +224,14 @@ class Rollout:
                     f"{type(event).__name__} is not possible in {self.state.name}"
                 )
 
-    def to_trajectory(self, messages: Sequence[Mapping[str, str]] = ()) -> Trajectory:
+    def to_trajectory(
+        self, messages: Sequence[Mapping[str, Any]] = (), *, key: str = ""
+    ) -> Trajectory:
         """Return the episode as arrays.
+
+        Args:
+            messages: The conversation as text.
+            key: Tells the random draws of the episode from those of others.
 
         Raises:
             InvalidTransitionError: If it goes on.
@@ -220,6 +244,7 @@ class Rollout:
             reason=self._reason,
             failure=self._failure,
             messages=tuple(messages),
+            key=key,
         )
 
     @property
@@ -253,7 +278,7 @@ class Rollout:
             self._continue(event.continuation)
 
     def _continue(self, continuation: Continuation) -> None:
-        piece = _Piece(tuple(continuation.tokens))
+        piece = _Piece(tuple(continuation.tokens), images=tuple(continuation.images))
         if continuation.starts_sample:
             self._samples.append([piece])
         else:
@@ -301,4 +326,15 @@ def _join(pieces: Sequence[_Piece]) -> TokenSample:
         logprobs=np.asarray(logprobs, dtype=np.float32),
         versions=np.asarray(versions, dtype=np.int64),
         turn_indices=turn_indices,
+        images=_join_images(pieces),
     )
+
+
+def _join_images(pieces: Sequence[_Piece]) -> tuple[PlacedImage, ...]:
+    """Return the images of all pieces, placed among the tokens of all pieces."""
+    images: list[PlacedImage] = []
+    offset = 0
+    for piece in pieces:
+        images += [placed.moved(offset) for placed in piece.images]
+        offset += len(piece.tokens)
+    return tuple(images)

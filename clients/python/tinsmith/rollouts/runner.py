@@ -11,9 +11,10 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable
 
+from tinsmith.environments.chat_messages import ObservationError
+from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Conversation
 from tinsmith.rollouts.errors import (
     ActionParseError,
@@ -32,6 +33,8 @@ from tinsmith.rollouts.machine import (
     StepTaken,
     TurnSampled,
 )
+from tinsmith.rollouts.observations import check_observation, check_outcome, read_tools
+from tinsmith.rollouts.tool_actions import ParseAction, tool_call_parser
 from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.types import SamplingParams
 
@@ -51,7 +54,11 @@ class RolloutRunner:
         config: Limits of an episode.
         params: How tokens are drawn; `max_tokens` is set for each turn, and `seed`, if given, is
             mixed with the episode's and the turn's.
-        parse_action: Turns the text of a turn into the action; raises `ActionParseError`.
+        parse_action: Turns the text of a turn into the action; raises `ActionParseError`. None: the
+            text itself or, where the environment has tools, its calls by the chat template's
+            notation.
+        images: How the model turns images into tokens, as `Client.list_models` tells it; None if it
+            reads none.
     """
 
     def __init__(
@@ -61,13 +68,15 @@ class RolloutRunner:
         config: RolloutConfig | None = None,
         *,
         params: SamplingParams | None = None,
-        parse_action: Callable[[str], str] | None = None,
+        parse_action: ParseAction | None = None,
+        images: ImageRules | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._config = config or RolloutConfig()
         self._params = params or SamplingParams()
-        self._parse_action = parse_action or str
+        self._parse_action = parse_action
+        self._image_rules = images
 
     async def run(
         self,
@@ -94,6 +103,7 @@ class RolloutRunner:
             self._tokenizer,
             split_turns=self._config.split_turns,
             append_only=self._config.append_only,
+            images=self._image_rules,
         )
         instance: EnvironmentInstance | None = None
         try:
@@ -101,8 +111,8 @@ class RolloutRunner:
                 instance = await create_instance()
             except Exception as error:
                 rollout.apply(EnvironmentFailed(_describe(error)))
-                return rollout.to_trajectory()
-            rollout.apply(ContextBuilt(conversation.begin(instance.observation.messages)))
+                return rollout.to_trajectory(key=episode_key)
+            parse = self._begin(rollout, conversation, instance)
             text = ""
             while rollout.state is not RolloutState.TERMINATED:
                 if should_stop():
@@ -110,11 +120,28 @@ class RolloutRunner:
                 elif rollout.state is RolloutState.GENERATING:
                     text = await self._generate(rollout, conversation, episode_key)
                 else:
-                    await self._interact(rollout, conversation, instance, text)
-            return rollout.to_trajectory(conversation.messages)
+                    await self._interact(rollout, conversation, instance, parse, text)
+            return rollout.to_trajectory(conversation.messages, key=episode_key)
         finally:
             if instance is not None:
                 await _release(instance)
+
+    def _begin(
+        self, rollout: Rollout, conversation: Conversation, instance: EnvironmentInstance
+    ) -> ParseAction:
+        """Build the first context, and return how the turns of the episode are read."""
+        try:
+            first = instance.observation
+            check_observation(first, max_bytes=self._config.max_observation_bytes)
+            tools = read_tools(first.tools)
+            context = conversation.begin(first.messages, images=first.images, tools=tools)
+        except ObservationError as error:
+            rollout.apply(EnvironmentFailed(_describe(error)))
+            return str
+        rollout.apply(ContextBuilt(context.tokens, context.images))
+        if self._parse_action is not None:
+            return self._parse_action
+        return tool_call_parser(self._tokenizer.chat_template, tools) if tools else str
 
     async def _generate(
         self, rollout: Rollout, conversation: Conversation, episode_key: str
@@ -122,10 +149,10 @@ class RolloutRunner:
         params = dataclasses.replace(
             self._params,
             max_tokens=rollout.turn_budget,
-            seed=_mix_seed(self._params.seed, episode_key, rollout.num_turns),
+            seed=mix_seed(self._params.seed, episode_key, rollout.num_turns),
         )
         try:
-            completion = await self._sampler.sample_async(rollout.context_tokens, params)
+            completion = await self._sampler.sample_async(rollout.context, params)
             rollout.apply(
                 TurnSampled(
                     list(completion.tokens),
@@ -147,10 +174,11 @@ class RolloutRunner:
         rollout: Rollout,
         conversation: Conversation,
         instance: EnvironmentInstance,
+        parse: ParseAction,
         text: str,
     ) -> None:
         try:
-            action = self._parse_action(text)
+            action = parse(text)
         except ActionParseError as error:
             rollout.apply(ParseFailed(str(error)))
             return
@@ -159,16 +187,22 @@ class RolloutRunner:
         except Exception as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
-        if not math.isfinite(outcome.reward):
-            rollout.apply(EnvironmentFailed(f"the reward is {outcome.reward}"))
-            return
         continuation = None
-        if not (outcome.done or rollout.is_last_turn):
-            continuation = conversation.add_observation(outcome.observation.messages)
-        rollout.apply(StepTaken(outcome.reward, outcome.done, outcome.info, continuation))
+        try:
+            check_outcome(outcome)
+            if not (outcome.done or rollout.is_last_turn):
+                shown = outcome.observation
+                check_observation(shown, max_bytes=self._config.max_observation_bytes)
+                continuation = conversation.add_observation(shown.messages, images=shown.images)
+        except ObservationError as error:
+            rollout.apply(EnvironmentFailed(_describe(error)))
+            return
+        rollout.apply(
+            StepTaken(float(outcome.reward), bool(outcome.done), outcome.info, continuation)
+        )
 
 
-def _mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:
+def mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:
     """Return a seed of its own for each turn of each episode, the same in each run."""
     if seed is None:
         return None

@@ -1,19 +1,23 @@
 """What remains of an episode: exact tokens, mask, log-probabilities, versions, rewards.
 
 A trajectory holds one or more samples: sequences of tokens that the model really read and wrote.
-Most have one; a template that rewrites its history has one for each turn.
+Most have one; a template that rewrites its history has one for each turn. Images stand among the
+tokens as that many placeholders as they take, so that every array has one place for each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tinsmith.types import EncodedTextChunk, ImageChunk, ModelInput
 
 MASKED_VERSION = -1
 """Version of a token that no model emitted."""
@@ -36,11 +40,45 @@ class TerminationReason(enum.Enum):
         return self in (TerminationReason.ENVIRONMENT_FAILED, TerminationReason.CANCELLED)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image, and where its placeholders stand among tokens."""
+
+    position: int
+    """Index of its first placeholder."""
+    num_tokens: int
+    image: ImageChunk
+
+    @property
+    def end(self) -> int:
+        """Index behind its last placeholder."""
+        return self.position + self.num_tokens
+
+    def moved(self, offset: int) -> PlacedImage:
+        """Return the image that many tokens later."""
+        return PlacedImage(self.position + offset, self.num_tokens, self.image)
+
+
+def to_model_input(tokens: Sequence[int], images: Sequence[PlacedImage]) -> ModelInput:
+    """Return tokens as a prompt, its images in place of their placeholders."""
+    chunks: list[EncodedTextChunk | ImageChunk] = []
+    begin = 0
+    for placed in images:
+        if placed.position > begin:
+            chunks.append(EncodedTextChunk(tokens[begin : placed.position]))
+        chunks.append(dataclasses.replace(placed.image, expected_tokens=placed.num_tokens))
+        begin = placed.end
+    if begin < len(tokens):
+        chunks.append(EncodedTextChunk(tokens[begin:]))
+    return ModelInput(tuple(chunks))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSample:
     """One sequence; all arrays have the shape [T]."""
 
     tokens: NDArray[np.int64]
+    """Placeholders of images included."""
     loss_mask: NDArray[np.bool_]
     """True on sampled tokens."""
     logprobs: NDArray[np.float32]
@@ -49,6 +87,13 @@ class TokenSample:
     """Weights that produced each token; `MASKED_VERSION` where masked."""
     turn_indices: NDArray[np.int64]
     """Turn that each token was sampled in; -1 where masked."""
+    images: tuple[PlacedImage, ...] = ()
+    """In reading order."""
+
+    @property
+    def model_input(self) -> ModelInput:
+        """The sequence as the model read and wrote it."""
+        return to_model_input(self.tokens.tolist(), self.images)
 
     @property
     def num_trained_tokens(self) -> int:
@@ -75,8 +120,10 @@ class Trajectory:
     reason: TerminationReason
     failure: str = ""
     """What failed; empty unless something did."""
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     """The conversation as text, to look at; training uses the tokens."""
+    key: str = ""
+    """Tells the random draws of the episode from those of others."""
 
     @property
     def reward(self) -> float:

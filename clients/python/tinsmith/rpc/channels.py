@@ -12,6 +12,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from tinsmith.rpc.traced_calls import TracedMethod
+from tinsmith.tracing import spans
+
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Limit of one request or answer."""
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -33,12 +36,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def open_channel(address: str, root_certificates: bytes | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, root_certificates: bytes | None = None, *, begins_traces: bool = False
+) -> grpc.aio.Channel:
     """Return a channel to a server.
 
     Args:
         address: `host:port`; `https://host:port` for TLS.
         root_certificates: PEM of the authorities that are trusted; None takes gRPC's own list.
+        begins_traces: Whether calls that are part of no trace begin one, as those of clients do.
     """
     if address.startswith("https://"):
         channel = grpc.aio.secure_channel(
@@ -50,21 +56,24 @@ def open_channel(address: str, root_certificates: bytes | None = None) -> grpc.a
         channel = grpc.aio.insecure_channel(
             address.removeprefix("http://"), options=CHANNEL_OPTIONS
         )
-    return serialize_deterministically(channel)
+    return serialize_deterministically(channel, begins_traces=begins_traces)
 
 
-def serialize_deterministically(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+def serialize_deterministically(
+    channel: grpc.aio.Channel, *, begins_traces: bool = False
+) -> grpc.aio.Channel:
     """Return a channel whose stubs write a message to the same bytes each time."""
     for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-        setattr(channel, kind, _with_serializer(getattr(channel, kind)))
+        setattr(channel, kind, _with_serializer(getattr(channel, kind), begins_traces))
     return channel
 
 
-def _with_serializer(make_call: Any) -> Any:
+def _with_serializer(make_call: Any, begins_traces: bool) -> Any:
     def make(method: str, request_serializer: Any = None, *args: Any, **kwargs: Any) -> Any:
         # None sends bytes as they are, as a proxy does.
         encode = None if request_serializer is None else _serialize
-        return make_call(method, encode, *args, **kwargs)
+        call = make_call(method, encode, *args, **kwargs)
+        return TracedMethod(call, method, begins=begins_traces) if spans.is_on() else call
 
     return make
 

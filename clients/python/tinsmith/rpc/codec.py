@@ -13,28 +13,20 @@ import numpy as np
 from tinsmith import tensors
 from tinsmith import types as t
 from tinsmith.errors import InvalidArgumentError
+from tinsmith.images import ImageRules
+from tinsmith.rpc.durations import decode_duration
+from tinsmith.rpc.input_codec import encode_model_input
 from tinsmith.rpc.sampler_choice import choice_name
 from tinsmith.v1 import (
     checkpoint_pb2,
     models_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     tensors_pb2,
     trainer_pb2,
     trajectories_pb2,
 )
-
-
-def encode_model_input(value: t.ModelInput) -> trajectories_pb2.ModelInput:
-    """Return the message of a prompt."""
-    message = trajectories_pb2.ModelInput()
-    for chunk in value.chunks:
-        if isinstance(chunk, t.EncodedTextChunk):
-            message.chunks.add(tokens=tensors.encode_tokens(chunk.tokens))
-        else:
-            image = trajectories_pb2.ImageChunk(data=chunk.data, format=chunk.format)
-            message.chunks.add(image=image)
-    return message
 
 
 def encode_data(data: Sequence[t.Datum]) -> list[trajectories_pb2.Datum]:
@@ -215,6 +207,18 @@ def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.Opera
     )
 
 
+def decode_curve(message: run_metrics_pb2.MetricCurve) -> t.MetricCurve:
+    """Return one metric over steps."""
+    return t.MetricCurve(
+        name=message.name,
+        steps=np.array(message.steps, dtype=np.int64),
+        means=np.array(message.means, dtype=np.float64),
+        minima=np.array(message.minima, dtype=np.float64),
+        maxima=np.array(message.maxima, dtype=np.float64),
+        times=np.array(message.times, dtype=np.float64),
+    )
+
+
 def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.TrainingRunInfo:
     """Return what the scheduler knows of a run; a list says what goes on in it, too."""
     is_full = message.adapter.WhichOneof("kind") == "full"
@@ -233,6 +237,9 @@ def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -
         activity=_activity_of(message) if is_listed else "",
         num_pending_operations=message.num_pending_operations,
         replay_diverged=message.replay_diverged,
+        source_run=message.source_run,
+        source_step=message.source_step,
+        history_retention_seconds=decode_duration(message.history_retention),
     )
 
 
@@ -284,6 +291,16 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
         numerics_fingerprint=model.numerics_fingerprint,
         reads_images=model.reads_images,
         dtype=model.dtype,
+        images=_decode_image_rules(model.images) if model.HasField("images") else None,
+    )
+
+
+def _decode_image_rules(message: models_pb2.ImageRules) -> ImageRules:
+    return ImageRules(
+        token_id=message.token_id,
+        token_side_pixels=message.token_side_pixels,
+        min_pixels=message.min_pixels,
+        max_pixels=message.max_pixels,
     )
 
 

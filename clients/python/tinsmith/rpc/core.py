@@ -12,10 +12,11 @@ from tinsmith.errors import NotFoundError, TinsmithError, UnimplementedError
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import ResultFuture
+from tinsmith.rpc.metric_log import MetricLog
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.rpc.session import Session
 from tinsmith.rpc.transport import Endpoint, Transport
-from tinsmith.settings import ClientSettings
+from tinsmith.settings import ClientSettings, Origin
 from tinsmith.text.tokenizer import Tokenizer, TokenizerCache
 from tinsmith.v1 import scheduler_pb2
 
@@ -23,14 +24,27 @@ T = TypeVar("T")
 
 
 class ClientCore:
-    """Shared state of a client. Coroutine methods run in the background loop."""
+    """Shared state of a client. Coroutine methods run in the background loop.
 
-    def __init__(self, settings: ClientSettings) -> None:
+    Args:
+        settings: Of the client.
+        transport: Sends calls; one of its own by default.
+        background: Where they are sent from; a loop of its own by default.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        transport: Transport | None = None,
+        background: BackgroundLoop | None = None,
+    ) -> None:
         self.settings = settings
-        self.transport = Transport(settings)
-        self.background = BackgroundLoop()
+        self.transport = transport or Transport(settings)
+        self.background = background or BackgroundLoop()
         self.scheduler = Endpoint(settings.address)
         self.session = Session(self.background, self.transport, self.scheduler)
+        self.metric_log = MetricLog(self.background, self.transport, self.scheduler)
         self.streams: weakref.WeakSet[OperationStream] = weakref.WeakSet()
         self._tokenizers = TokenizerCache()
 
@@ -38,6 +52,11 @@ class ClientCore:
     def project(self) -> str:
         """Resource name of the project."""
         return str(names.ProjectName(self.settings.project))
+
+    @property
+    def origin(self) -> Origin:
+        """What another process needs to connect to the same project."""
+        return Origin(self.settings.address, self.settings.project, self.settings.ca_file)
 
     async def find_project(self) -> None:
         """Take the project of the key, unless one was given."""

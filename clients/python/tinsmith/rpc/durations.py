@@ -12,6 +12,11 @@ def encode_duration(seconds: float) -> duration_pb2.Duration:
     return message
 
 
+def encode_optional_duration(seconds: float | None) -> duration_pb2.Duration | None:
+    """Return the message of a time span; None leaves it to the server."""
+    return None if seconds is None else encode_duration(seconds)
+
+
 def decode_duration(message: duration_pb2.Duration) -> float:
     """Return a time span in seconds; takes values beyond the range that protobuf checks."""
     return message.seconds + message.nanos / 1e9

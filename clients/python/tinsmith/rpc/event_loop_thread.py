@@ -45,7 +45,7 @@ class BackgroundLoop:
             other.check_process()
         _OPEN.add(self)
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_handle_exception)
+        self._loop.set_exception_handler(handle_loop_exception)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -195,7 +195,8 @@ def wait_done(future: concurrent.futures.Future[Any], timeout_s: float = float("
     return future.done()
 
 
-def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what is wrong in an event loop of a process in which several of them use gRPC."""
     # grpc.aio has one wake-up socket for a process. With a second event loop in the process, both
     # wake and one finds the socket empty; that is harmless (github.com/grpc/grpc/issues/25364).
     if isinstance(context.get("exception"), BlockingIOError):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from tinsmith.errors import ClientClosedError, OperationTimeoutError
+from tinsmith.errors import ClientClosedError, OperationTimeoutError, TinsmithError
 from tinsmith.rpc.event_loop_thread import BackgroundLoop, wait_done
 from tinsmith.types import OperationMetadata
 
@@ -34,9 +34,25 @@ class ResultFuture(Generic[T_co]):
             future if future is not None else concurrent.futures.Future()
         )
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._what}, {self._describe_state()})"
+
+    @property
+    def default_timeout_s(self) -> float:
+        """Seconds that `result()` waits unless it is told otherwise."""
+        return self._default_timeout_s
+
     def done(self) -> bool:
         """Return whether a result or a failure is there."""
         return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call a function with this future once it ends, or at once if it has.
+
+        Args:
+            callback: Called in a thread of the client, so it must be short and must not wait.
+        """
+        self._future.add_done_callback(lambda _: callback(self))
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the result and return it.
@@ -104,6 +120,18 @@ class ResultFuture(Generic[T_co]):
         if error is not None:
             raise error
         return self._future.result()
+
+    def _describe_state(self) -> str:
+        """Return how it stands, without asking the server and without noting that it was seen."""
+        if not self._future.done():
+            return "running"
+        if self._future.cancelled():
+            return "cancelled"
+        error = self._future.exception()
+        if error is None:
+            return "succeeded"
+        said = error.message if isinstance(error, TinsmithError) else str(error)
+        return f"failed: {said}"
 
     def _timeout_error(self, timeout_s: float, waiting_for: str) -> OperationTimeoutError:
         reported = f"; the server reports: {waiting_for}" if waiting_for else ""
@@ -190,6 +218,10 @@ class OperationFuture(ResultFuture[T_co]):
         self.outcome = Outcome()
         self._refresh = refresh
         self._metadata: OperationMetadata | None = None
+
+    def __repr__(self) -> str:
+        kind = self.kind or "operation"
+        return f"OperationFuture(#{self.sequence_number} {kind}, {self._describe_state()})"
 
     @property
     def metadata(self) -> OperationMetadata | None:

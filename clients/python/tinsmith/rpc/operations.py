@@ -49,7 +49,7 @@ _POLL_PAUSE_S = 0.02
 _STRAGGLER_INTERVAL_S = 2.0
 _MAX_IN_FLIGHT = 64
 _REQUEST_OVERHEAD_BYTES = 4096
-_EXPIRED_REASON = "OPERATION_EXPIRED"
+EXPIRED_REASON = "OPERATION_EXPIRED"
 _CLEARING_REASONS = frozenset({"GRADIENT_INCOMPLETE", "NON_FINITE_LOSS"})
 
 
@@ -478,7 +478,7 @@ class OperationStream:
             )
         except TinsmithError as error:
             pending = self._pending.get(number)
-            is_lost = error.code is ErrorCode.NOT_FOUND or error.reason == _EXPIRED_REASON
+            is_lost = error.code is ErrorCode.NOT_FOUND or error.reason == EXPIRED_REASON
             if is_lost and pending is not None and pending.accepted:
                 self._fail(number, error, known=False)
             elif is_away(error):

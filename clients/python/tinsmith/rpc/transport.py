@@ -29,12 +29,15 @@ from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     checkpoint_pb2_grpc,
+    coordinator_pb2_grpc,
     environment_pb2_grpc,
     episode_pb2_grpc,
     job_pb2_grpc,
+    run_metrics_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
     trainer_pb2_grpc,
+    usage_pb2_grpc,
 )
 
 Request = TypeVar("Request")
@@ -63,7 +66,11 @@ class Connection:
 
     def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
-        self.channel = open_channel(address, root_certificates)
+        self.channel = open_channel(address, root_certificates, begins_traces=True)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self.channel.close()
 
     @cached_property
     def scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
@@ -96,9 +103,24 @@ class Connection:
         return episode_pb2_grpc.EpisodeServiceStub(self.channel)
 
     @cached_property
+    def coordinator(self) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+        """Stub of the matches of a coordinator."""
+        return coordinator_pb2_grpc.CoordinatorServiceStub(self.channel)
+
+    @cached_property
     def job(self) -> job_pb2_grpc.JobServiceAsyncStub:
         """Stub of the jobs, which the scheduler serves."""
         return job_pb2_grpc.JobServiceStub(self.channel)
+
+    @cached_property
+    def run_metrics(self) -> run_metrics_pb2_grpc.RunMetricsServiceAsyncStub:
+        """Stub of the metrics of runs, which the scheduler serves."""
+        return run_metrics_pb2_grpc.RunMetricsServiceStub(self.channel)
+
+    @cached_property
+    def usage(self) -> usage_pb2_grpc.UsageServiceAsyncStub:
+        """Stub of usage and budgets, which the scheduler serves."""
+        return usage_pb2_grpc.UsageServiceStub(self.channel)
 
     @cached_property
     def operations(self) -> Any:
@@ -198,14 +220,21 @@ class Transport:
     A server may say that it is the one address that clients are to call. A gateway does, in front
     of pods whose own addresses lead nowhere from outside. From then on every call goes there.
 
+    Args:
+        settings: Of the client.
+        connect: Opens the connection to an address; in the way of clients by default.
+
     Raises:
         ConfigurationError: If the file of trusted authorities cannot be read.
     """
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(
+        self, settings: ClientSettings, connect: Callable[[str], Connection] | None = None
+    ) -> None:
         self.settings = settings
         self.is_pinned = False
-        self._root_certificates = _read_certificates(settings.ca_file)
+        root_certificates = _read_certificates(settings.ca_file)
+        self._connect = connect or (lambda address: Connection(address, root_certificates))
         self._connections: dict[str, Connection] = {}
         self._metadata = (("authorization", f"Bearer {settings.api_key}"),)
         self._closed = False
@@ -216,7 +245,7 @@ class Transport:
             raise ClientClosedError("the client is closed", remedy="open a new Client")
         connection = self._connections.get(address)
         if connection is None:
-            connection = self._connections[address] = Connection(address, self._root_certificates)
+            connection = self._connections[address] = self._connect(address)
         return connection
 
     def _address_of(self, endpoint: Endpoint) -> str:
@@ -290,8 +319,26 @@ class Transport:
                     raise backoff.gave_up(error, time.monotonic()) from None
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
-                if is_away(error) and not self.is_pinned:
-                    await endpoint.relocate()
+                if is_away(error):
+                    await self.relocate(endpoint)
+
+    async def relocate(self, endpoint: Endpoint) -> None:
+        """Read the address of a pod again, unless every call goes to the one address."""
+        if not self.is_pinned:
+            await endpoint.relocate()
+
+    def open_stream(
+        self,
+        endpoint: Endpoint,
+        method: Callable[[Connection], grpc.aio.StreamStreamMultiCallable[Request, Response]],
+    ) -> grpc.aio.StreamStreamCall[Request, Response]:
+        """Open a stream in both directions, which has no deadline of its own.
+
+        Raises:
+            ClientClosedError: If the client is closed.
+        """
+        call = method(self.connection(self._address_of(endpoint)))
+        return call(metadata=self._metadata + endpoint.metadata)
 
     async def stream_once(
         self,
@@ -346,7 +393,7 @@ class Transport:
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
-            await connection.channel.close()
+            await connection.close()
 
 
 def _wrong_server(address: str) -> UnavailableError:

@@ -69,7 +69,45 @@ async def open_sampler(
     message = await core.transport.call(
         core.scheduler, lambda c: c.scheduler.CreateSamplingSession, request
     )
+    return _sampler_of(
+        core,
+        message,
+        min_version=min_version,
+        retry_config=retry_config,
+        max_staleness=max_staleness,
+    )
 
+
+async def attach_sampler(
+    core: ClientCore, sampling_session: str, *, min_version: int = 0, max_staleness: int = 0
+) -> Sampler:
+    """Return a sampler of a sampling session that is open. Runs in the background loop.
+
+    Args:
+        core: What the client shares.
+        sampling_session: Resource name of the session.
+        min_version: The version that each request must see at least.
+        max_staleness: Steps that the weights of a run may be older.
+
+    Raises:
+        NotFoundError: If there is no such session.
+    """
+    message = await core.transport.call(
+        core.scheduler,
+        lambda c: c.scheduler.GetSamplingSession,
+        scheduler_pb2.GetSamplingSessionRequest(name=sampling_session),
+    )
+    return _sampler_of(core, message, min_version=lambda: min_version, max_staleness=max_staleness)
+
+
+def _sampler_of(
+    core: ClientCore,
+    message: scheduler_pb2.SamplingSession,
+    *,
+    min_version: Callable[[], int],
+    retry_config: RetryPolicy | None = None,
+    max_staleness: int,
+) -> Sampler:
     async def locate() -> scheduler_pb2.SamplingSession:
         return await core.transport.call_once(
             core.scheduler,

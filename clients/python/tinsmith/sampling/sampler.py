@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from tinsmith.sampling.sampler_calls import SamplerCalls, WeightUpdates
+from tinsmith.sampling.sampler_calls import (
+    SamplerCalls,
+    WeightUpdates,
+)
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 

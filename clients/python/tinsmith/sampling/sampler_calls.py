@@ -15,9 +15,10 @@ from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import awaited, call
 from tinsmith.rpc.futures import Ready, ResultFuture
+from tinsmith.rpc.input_codec import encode_model_input
 from tinsmith.sampling.sample_stream import SampleStream
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
-from tinsmith.settings import RetryPolicy
+from tinsmith.settings import Origin, RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
@@ -77,6 +78,19 @@ class SampleRequest:
         return message
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSource:
+    """The weights of a sampler: a base model, a checkpoint, or the live weights of a run."""
+
+    origin: Origin
+    base_model: str = ""
+    checkpoint: str = ""
+    run: str = ""
+    min_version: int = 0
+    """Version of the run that its samples are at least of."""
+    max_staleness: int = 0
+
+
 class SamplerCalls(Ready):
     """A handle to sample with; lives as long as its client.
 
@@ -96,13 +110,32 @@ class SamplerCalls(Ready):
         max_staleness: int = 0,
     ) -> None:
         self._core = core
-        self._max_staleness = max_staleness
+        self.max_staleness = max_staleness
+        """Steps that the weights of a run may be older than `min_version`."""
         self._retry = retry or core.settings.retry
         self._endpoint = endpoint
-        self._min_version = min_version
+        self._find_min_version = min_version
         self.name = message.name
         self.base_model = message.base_model
         self.checkpoint = message.checkpoint
+        self.run = message.run
+
+    @property
+    def source(self) -> SamplerSource:
+        """What it samples from: what another process needs to open a sampler of the same."""
+        return SamplerSource(
+            origin=self._core.origin,
+            base_model="" if self.checkpoint or self.run else self.base_model,
+            checkpoint=self.checkpoint,
+            run=self.run,
+            min_version=self.min_version,
+            max_staleness=self.max_staleness,
+        )
+
+    @property
+    def min_version(self) -> int:
+        """Version of a live run that a request of this moment sees at least; else 0."""
+        return self._find_min_version()
 
     def __repr__(self) -> str:
         return f"Sampler({self.name!r}, base_model={self.base_model!r})"
@@ -167,8 +200,8 @@ class SamplerCalls(Ready):
         )
         message = request.encode(
             sampling_session=self.name,
-            min_version=self._min_version(),
-            max_staleness=self._max_staleness,
+            min_version=self.min_version,
+            max_staleness=self.max_staleness,
         )
         return self._core.future(self._draw(message), what=f"sample from {self.name}")
 
@@ -216,8 +249,8 @@ class SamplerCalls(Ready):
         )
         message = request.encode(
             sampling_session=self.name,
-            min_version=self._min_version(),
-            max_staleness=self._max_staleness,
+            min_version=self.min_version,
+            max_staleness=self.max_staleness,
         )
         return SampleStream(self._core, self._endpoint, message, self._retry)
 
@@ -239,7 +272,7 @@ class SamplerCalls(Ready):
         request = sampler_pb2.ComputeLogprobsRequest(
             sampling_session=self.name,
             input=_encode_prompt(prompt),
-            min_version=self._min_version(),
+            min_version=self.min_version,
         )
         return self._core.future(self._score(request), what=f"score by {self.name}")
 
@@ -291,4 +324,4 @@ class SamplerCalls(Ready):
 
 def _encode_prompt(prompt: ModelInput | Sequence[int]) -> trajectories_pb2.ModelInput:
     value = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(prompt)
-    return codec.encode_model_input(value)
+    return encode_model_input(value)

@@ -30,6 +30,8 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
+"""What templates write for an image, where the files do not say it."""
 
 
 class Tokenizer:
@@ -58,6 +60,19 @@ class Tokenizer:
     def bos_token_id(self) -> int | None:
         """Id of the token that begins a text; None if there is none."""
         return self.token_to_id(self.special_tokens.get("bos_token", ""))
+
+    @cached_property
+    def image_token_id(self) -> int | None:
+        """Id of the token that the chat template writes for an image; None if it writes none."""
+        declared = self._config.get("image_token")
+        if isinstance(declared, dict):
+            declared = declared.get("content")
+        names = (declared,) if isinstance(declared, str) else _IMAGE_TOKENS
+        template = self.chat_template or ""
+        for name in names:
+            if name in template and (token := self.token_to_id(name)) is not None:
+                return token
+        return None
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
-from tinsmith.settings import RetryPolicy
+from tinsmith.settings import Origin, RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
 from tinsmith.types import (
@@ -88,6 +88,11 @@ class TrainingRunCalls(Ready):
         return self.info.name
 
     @property
+    def origin(self) -> Origin:
+        """The server and the project that it is of."""
+        return self._core.origin
+
+    @property
     def base_model(self) -> str:
         """Name of the base model."""
         return self.info.base_model
@@ -128,6 +133,22 @@ class TrainingRunCalls(Ready):
 
     def __repr__(self) -> str:
         return f"TrainingRun({self.name!r}, base_model={self.base_model!r})"
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
+        """Have the server keep metrics of a step, for the gateway's page and `runs.get_metrics`.
+
+        Returns at once and raises nothing: what cannot be recorded is told once by a warning. A
+        value for a step and name that was logged before is replaced.
+
+        Args:
+            metrics: Values by name, such as `reward` or `eval/accuracy`. Loss, gradient norm, KL
+                and entropy of each step are there without it, as `trainer/...`.
+            step: The step that they are of, from 0; the version of the weights if None.
+
+        Example:
+            >>> run.log_metrics({"reward": 0.5, "response_length": 210.0}, step=3)
+        """
+        self._core.metric_log.add(self.name, metrics, self._version if step is None else step)
 
     @submits
     def forward(

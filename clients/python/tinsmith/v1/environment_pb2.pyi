@@ -122,12 +122,21 @@ class CreateInstanceRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the environment."""
     request_id: _builtins.str
     """Makes the call repeatable: a UUID4 drawn by the client."""
     seed: _builtins.int
     """Makes the episode repeatable."""
+    client_id: _builtins.str
+    """Names the client process: a UUID4 drawn by it. Once it has had a stream of `StepInstances` and
+    has none any more, the instance is removed after a short while. Empty for none: the instance
+    then lives for as long as it is used.
+    """
+    job: _builtins.str
+    """Names what its episode is counted under in the statistics: at most 63 characters."""
     @_builtins.property
     def config(self) -> _struct_pb2.Struct:
         """Overrides the default settings of the environment."""
@@ -139,10 +148,12 @@ class CreateInstanceRequest(_message.Message):
         request_id: _builtins.str = ...,
         seed: _builtins.int = ...,
         config: _struct_pb2.Struct | None = ...,
+        client_id: _builtins.str = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "parent", b"parent", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "config", b"config", "job", b"job", "parent", b"parent", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,12 +197,15 @@ class EnvironmentInstance(_message.Message):
     OBSERVATION_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the instance: `projects/{project}/environments/{environment}/instances/{instance}`."""
     state: Global___EnvironmentInstance.State.ValueType
     """Says where it is in its life."""
     num_steps: _builtins.int
     """Counts the steps taken; the next `step_index`."""
+    max_batch_steps: _builtins.int
+    """Says how many steps one message of `StepInstances` may hold; 0 where it holds one."""
     @_builtins.property
     def observation(self) -> _trajectories_pb2.Observation:
         """Holds the last observation."""
@@ -208,10 +222,11 @@ class EnvironmentInstance(_message.Message):
         observation: _trajectories_pb2.Observation | None = ...,
         num_steps: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        max_batch_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "observation", b"observation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "name", b"name", "num_steps", b"num_steps", "observation", b"observation", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "max_batch_steps", b"max_batch_steps", "name", b"name", "num_steps", b"num_steps", "observation", b"observation", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,20 +304,32 @@ Global___StepInstanceResponse: _TypeAlias = StepInstanceResponse  # noqa: Y015
 
 @_typing.final
 class StepInstancesRequest(_message.Message):
-    """Asks for one step of a stream; the fields are those of `StepInstanceRequest`."""
+    """Asks for steps of a stream; the first three fields are those of `StepInstanceRequest`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INSTANCE_FIELD_NUMBER: _builtins.int
     STEP_INDEX_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    FURTHER_STEPS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
-    """Names the instance."""
+    """Names the instance. With `client_id` alone, the message asks for no step: a gateway reads here
+    which server the stream is for.
+    """
     step_index: _builtins.int
     """Counts the steps from 0; makes the step repeatable."""
+    client_id: _builtins.str
+    """Names the client whose instances the stream keeps, and says that it reads `further_results`.
+    Sent once, in the first message, which then asks for no step.
+    """
     @_builtins.property
     def action(self) -> _trajectories_pb2.Action:
         """Holds the action."""
+
+    @_builtins.property
+    def further_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInstanceRequest]:
+        """Holds further steps, of other instances: with the first, at most `max_batch_steps`."""
 
     def __init__(
         self,
@@ -310,10 +337,12 @@ class StepInstancesRequest(_message.Message):
         instance: _builtins.str = ...,
         step_index: _builtins.int = ...,
         action: _trajectories_pb2.Action | None = ...,
+        further_steps: _abc.Iterable[Global___StepInstanceRequest] | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "instance", b"instance", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "client_id", b"client_id", "further_steps", b"further_steps", "instance", b"instance", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -321,7 +350,7 @@ Global___StepInstancesRequest: _TypeAlias = StepInstancesRequest  # noqa: Y015
 
 @_typing.final
 class StepInstancesResponse(_message.Message):
-    """Holds the result of one step of a stream."""
+    """Holds the results of steps of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -329,6 +358,7 @@ class StepInstancesResponse(_message.Message):
     STEP_INDEX_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    FURTHER_RESULTS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """Names the instance."""
     step_index: _builtins.int
@@ -341,6 +371,10 @@ class StepInstancesResponse(_message.Message):
     def failure(self) -> Global___StepFailure:
         """The step failed."""
 
+    @_builtins.property
+    def further_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInstancesResponse]:
+        """Holds further results that were ready at the same time; each of them holds none."""
+
     def __init__(
         self,
         *,
@@ -348,10 +382,11 @@ class StepInstancesResponse(_message.Message):
         step_index: _builtins.int = ...,
         step: Global___StepInstanceResponse | None = ...,
         failure: Global___StepFailure | None = ...,
+        further_results: _abc.Iterable[Global___StepInstancesResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "result", b"result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "instance", b"instance", "result", b"result", "step", b"step", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "further_results", b"further_results", "instance", b"instance", "result", b"result", "step", b"step", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["step", "failure"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
@@ -449,3 +484,194 @@ class DeleteInstanceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteInstanceResponse: _TypeAlias = DeleteInstanceResponse  # noqa: Y015
+
+@_typing.final
+class ListEnvironmentStatisticsRequest(_message.Message):
+    """Asks for the statistics of a project."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the project."""
+    page_size: _builtins.int
+    """Limits the answer, 1 to 1,000; defaults to 100."""
+    page_token: _builtins.str
+    """Continues a list: `next_page_token` of the answer before."""
+    job: _builtins.str
+    """Names a job; empty for all."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnvironmentStatisticsRequest: _TypeAlias = ListEnvironmentStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class ListEnvironmentStatisticsResponse(_message.Message):
+    """Lists statistics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Continues the list; empty at its end."""
+    @_builtins.property
+    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnvironmentStatistics]:
+        """Lists them by job and environment."""
+
+    def __init__(
+        self,
+        *,
+        statistics: _abc.Iterable[Global___EnvironmentStatistics] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "statistics", b"statistics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnvironmentStatisticsResponse: _TypeAlias = ListEnvironmentStatisticsResponse  # noqa: Y015
+
+@_typing.final
+class EnvironmentStatistics(_message.Message):
+    """Says what the episodes of one job in one environment came to, on one server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumFailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    NUM_EPISODES_FIELD_NUMBER: _builtins.int
+    NUM_FINISHED_FIELD_NUMBER: _builtins.int
+    NUM_ABANDONED_FIELD_NUMBER: _builtins.int
+    NUM_FAILURES_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_P50_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_P99_SECONDS_FIELD_NUMBER: _builtins.int
+    MEAN_REWARD_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    environment: _builtins.str
+    """Names the environment."""
+    job: _builtins.str
+    """Names the job; empty for episodes without one."""
+    num_episodes: _builtins.int
+    """Counts episodes that began."""
+    num_finished: _builtins.int
+    """Counts episodes that were played to their end."""
+    num_abandoned: _builtins.int
+    """Counts episodes that were removed or expired before their end."""
+    num_steps: _builtins.int
+    """Counts steps that were applied."""
+    step_time_p50_seconds: _builtins.float
+    """Gives the median time of the last 2,048 steps, the wait for the worker process included."""
+    step_time_p99_seconds: _builtins.float
+    """Gives the 99th percentile of the same."""
+    mean_reward: _builtins.float
+    """Gives the mean over finished episodes of the sum of their rewards."""
+    @_builtins.property
+    def num_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Counts episodes that failed, by cause: `raised`, `timeout`, `crashed`, `stopped`."""
+
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Says since when it is counted."""
+
+    def __init__(
+        self,
+        *,
+        environment: _builtins.str = ...,
+        job: _builtins.str = ...,
+        num_episodes: _builtins.int = ...,
+        num_finished: _builtins.int = ...,
+        num_abandoned: _builtins.int = ...,
+        num_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_steps: _builtins.int = ...,
+        step_time_p50_seconds: _builtins.float = ...,
+        step_time_p99_seconds: _builtins.float = ...,
+        mean_reward: _builtins.float = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "job", b"job", "mean_reward", b"mean_reward", "num_abandoned", b"num_abandoned", "num_episodes", b"num_episodes", "num_failures", b"num_failures", "num_finished", b"num_finished", "num_steps", b"num_steps", "start_time", b"start_time", "step_time_p50_seconds", b"step_time_p50_seconds", "step_time_p99_seconds", b"step_time_p99_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnvironmentStatistics: _TypeAlias = EnvironmentStatistics  # noqa: Y015
+
+@_typing.final
+class ResetEnvironmentStatisticsRequest(_message.Message):
+    """Asks to count anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the project."""
+    job: _builtins.str
+    """Names a job; empty for all."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetEnvironmentStatisticsRequest: _TypeAlias = ResetEnvironmentStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class ResetEnvironmentStatisticsResponse(_message.Message):
+    """Confirms that it is counted anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetEnvironmentStatisticsResponse: _TypeAlias = ResetEnvironmentStatisticsResponse  # noqa: Y015

@@ -65,6 +65,16 @@ class EnvironmentServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceResponse.FromString,
                 _registered_method=True)
+        self.ListEnvironmentStatistics = channel.unary_unary(
+                '/tinsmith.v1.EnvironmentService/ListEnvironmentStatistics',
+                request_serializer=tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsResponse.FromString,
+                _registered_method=True)
+        self.ResetEnvironmentStatistics = channel.unary_unary(
+                '/tinsmith.v1.EnvironmentService/ResetEnvironmentStatistics',
+                request_serializer=tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsResponse.FromString,
+                _registered_method=True)
 
 
 class EnvironmentServiceServicer:
@@ -90,7 +100,8 @@ class EnvironmentServiceServicer:
         * `NOT_FOUND` (`ENVIRONMENT_NOT_FOUND`): no environment has this name.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the configuration is wrong; `field` says where.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
-        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live.
+        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live, or
+        too many are being started.
         * `ABORTED` (`ENVIRONMENT_FAILED`): the code of the environment failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -116,7 +127,9 @@ class EnvironmentServiceServicer:
     def StepInstances(self, request_iterator, context):
         """Applies actions to many instances at once; answers arrive as they are ready, in any order.
 
-        A failed step ends neither the stream nor other steps; its answer carries the error.
+        A failed step ends neither the stream nor other steps; its answer carries the error. All
+        instances of a stream are of one server. A stream without a step keeps what its client has
+        created: see `CreateInstanceRequest.client_id`.
 
         Errors:
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
@@ -139,6 +152,33 @@ class EnvironmentServiceServicer:
         """Deletes an instance. Deleting one that is gone succeeds.
 
         Errors:
+        * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEnvironmentStatistics(self, request, context):
+        """Lists what the episodes of a project came to, by job and environment.
+
+        The server that answers counts its own episodes, since its start or the last reset. It keeps
+        a bounded number of jobs; the one that was used least lately is forgotten first.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job`, `page_size` or `page_token` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
+        * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetEnvironmentStatistics(self, request, context):
+        """Begins to count anew. Repeating it changes nothing but the counts since.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -177,6 +217,16 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.DeleteInstance,
                     request_deserializer=tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceResponse.SerializeToString,
+            ),
+            'ListEnvironmentStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEnvironmentStatistics,
+                    request_deserializer=tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsResponse.SerializeToString,
+            ),
+            'ResetEnvironmentStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetEnvironmentStatistics,
+                    request_deserializer=tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -342,6 +392,60 @@ class EnvironmentService:
             '/tinsmith.v1.EnvironmentService/DeleteInstance',
             tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceRequest.SerializeToString,
             tinsmith_dot_v1_dot_environment__pb2.DeleteInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEnvironmentStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.EnvironmentService/ListEnvironmentStatistics',
+            tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_environment__pb2.ListEnvironmentStatisticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetEnvironmentStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.EnvironmentService/ResetEnvironmentStatistics',
+            tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_environment__pb2.ResetEnvironmentStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,8 @@ class EnvironmentServiceStub:
     * `NOT_FOUND` (`ENVIRONMENT_NOT_FOUND`): no environment has this name.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the configuration is wrong; `field` says where.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
-    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live.
+    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live, or
+      too many are being started.
     * `ABORTED` (`ENVIRONMENT_FAILED`): the code of the environment failed.
     """
     StepInstance: _grpc.UnaryUnaryMultiCallable[_environment_pb2.StepInstanceRequest, _environment_pb2.StepInstanceResponse]
@@ -66,7 +67,9 @@ class EnvironmentServiceStub:
     StepInstances: _grpc.StreamStreamMultiCallable[_environment_pb2.StepInstancesRequest, _environment_pb2.StepInstancesResponse]
     """Applies actions to many instances at once; answers arrive as they are ready, in any order.
 
-    A failed step ends neither the stream nor other steps; its answer carries the error.
+    A failed step ends neither the stream nor other steps; its answer carries the error. All
+    instances of a stream are of one server. A stream without a step keeps what its client has
+    created: see `CreateInstanceRequest.client_id`.
 
     Errors:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
@@ -81,6 +84,25 @@ class EnvironmentServiceStub:
     """Deletes an instance. Deleting one that is gone succeeds.
 
     Errors:
+    * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+    """
+    ListEnvironmentStatistics: _grpc.UnaryUnaryMultiCallable[_environment_pb2.ListEnvironmentStatisticsRequest, _environment_pb2.ListEnvironmentStatisticsResponse]
+    """Lists what the episodes of a project came to, by job and environment.
+
+    The server that answers counts its own episodes, since its start or the last reset. It keeps
+    a bounded number of jobs; the one that was used least lately is forgotten first.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job`, `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
+    * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+    """
+    ResetEnvironmentStatistics: _grpc.UnaryUnaryMultiCallable[_environment_pb2.ResetEnvironmentStatisticsRequest, _environment_pb2.ResetEnvironmentStatisticsResponse]
+    """Begins to count anew. Repeating it changes nothing but the counts since.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
 
@@ -104,7 +126,8 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     * `NOT_FOUND` (`ENVIRONMENT_NOT_FOUND`): no environment has this name.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the configuration is wrong; `field` says where.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
-    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live.
+    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live, or
+      too many are being started.
     * `ABORTED` (`ENVIRONMENT_FAILED`): the code of the environment failed.
     """
     StepInstance: _aio.UnaryUnaryMultiCallable[_environment_pb2.StepInstanceRequest, _environment_pb2.StepInstanceResponse]  # type: ignore[assignment]
@@ -122,7 +145,9 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     StepInstances: _aio.StreamStreamMultiCallable[_environment_pb2.StepInstancesRequest, _environment_pb2.StepInstancesResponse]  # type: ignore[assignment]
     """Applies actions to many instances at once; answers arrive as they are ready, in any order.
 
-    A failed step ends neither the stream nor other steps; its answer carries the error.
+    A failed step ends neither the stream nor other steps; its answer carries the error. All
+    instances of a stream are of one server. A stream without a step keeps what its client has
+    created: see `CreateInstanceRequest.client_id`.
 
     Errors:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
@@ -137,6 +162,25 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     """Deletes an instance. Deleting one that is gone succeeds.
 
     Errors:
+    * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+    """
+    ListEnvironmentStatistics: _aio.UnaryUnaryMultiCallable[_environment_pb2.ListEnvironmentStatisticsRequest, _environment_pb2.ListEnvironmentStatisticsResponse]  # type: ignore[assignment]
+    """Lists what the episodes of a project came to, by job and environment.
+
+    The server that answers counts its own episodes, since its start or the last reset. It keeps
+    a bounded number of jobs; the one that was used least lately is forgotten first.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job`, `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
+    * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+    """
+    ResetEnvironmentStatistics: _aio.UnaryUnaryMultiCallable[_environment_pb2.ResetEnvironmentStatisticsRequest, _environment_pb2.ResetEnvironmentStatisticsResponse]  # type: ignore[assignment]
+    """Begins to count anew. Repeating it changes nothing but the counts since.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
 
@@ -169,7 +213,8 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`ENVIRONMENT_NOT_FOUND`): no environment has this name.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the configuration is wrong; `field` says where.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
-        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live.
+        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`), with `RetryInfo`: too many instances live, or
+          too many are being started.
         * `ABORTED` (`ENVIRONMENT_FAILED`): the code of the environment failed.
         """
 
@@ -199,7 +244,9 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_environment_pb2.StepInstancesResponse], _abc.AsyncIterator[_environment_pb2.StepInstancesResponse]]:
         """Applies actions to many instances at once; answers arrive as they are ready, in any order.
 
-        A failed step ends neither the stream nor other steps; its answer carries the error.
+        A failed step ends neither the stream nor other steps; its answer carries the error. All
+        instances of a stream are of one server. A stream without a step keeps what its client has
+        created: see `CreateInstanceRequest.client_id`.
 
         Errors:
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
@@ -226,6 +273,37 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes an instance. Deleting one that is gone succeeds.
 
         Errors:
+        * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+        """
+
+    @_abc_1.abstractmethod
+    def ListEnvironmentStatistics(
+        self,
+        request: _environment_pb2.ListEnvironmentStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environment_pb2.ListEnvironmentStatisticsResponse, _abc.Awaitable[_environment_pb2.ListEnvironmentStatisticsResponse]]:
+        """Lists what the episodes of a project came to, by job and environment.
+
+        The server that answers counts its own episodes, since its start or the last reset. It keeps
+        a bounded number of jobs; the one that was used least lately is forgotten first.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job`, `page_size` or `page_token` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
+        * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
+        """
+
+    @_abc_1.abstractmethod
+    def ResetEnvironmentStatistics(
+        self,
+        request: _environment_pb2.ResetEnvironmentStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environment_pb2.ResetEnvironmentStatisticsResponse, _abc.Awaitable[_environment_pb2.ResetEnvironmentStatisticsResponse]]:
+        """Begins to count anew. Repeating it changes nothing but the counts since.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `job` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         """
 

@@ -184,7 +184,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No episode of the caller's project has this name. Check it with `ListEpisodes`."""
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 67
     """The lease of the episode ended, and it was given to somebody else or back to the queue. What was
-    played is not counted; claim another episode.
+    played is not counted; claim another episode. Of a match: the seat is lost; join again if the
+    match waits for its members.
     """
     ERROR_REASON_EPISODE_ENDED: _ErrorReason.ValueType  # 68
     """The episode has ended. `state` says how."""
@@ -213,6 +214,42 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORE_MISMATCH: _ErrorReason.ValueType  # 88
     """The files of the checkpoint are not in the store of the pod: it is another store than the
     trainer's, or was restored without them. Give trainer and sampler one `storage_uri`.
+    """
+    ERROR_REASON_MATCH_NOT_FOUND: _ErrorReason.ValueType  # 93
+    """No match of the caller's project has this name. Check it with `ListMatches`."""
+    ERROR_REASON_MATCH_ENDED: _ErrorReason.ValueType  # 94
+    """The match is over. `state` says how, and `failure` why."""
+    ERROR_REASON_SEAT_TAKEN: _ErrorReason.ValueType  # 95
+    """Another client holds the seat of the agent, or the agent was dropped. Join as another agent, or
+    when the lease of its holder has run out.
+    """
+    ERROR_REASON_OUT_OF_TURN: _ErrorReason.ValueType  # 96
+    """It is not the agent's turn, or the barrier is not the next one. Watch the match and go on from
+    where it is; `turn` or `barrier` says where.
+    """
+    ERROR_REASON_ROLLOUT_BATCH_NOT_FOUND: _ErrorReason.ValueType  # 110
+    """No batch of rollouts of the caller's project has this name, or its results were kept for as long
+    as promised. Ask for the rollouts again.
+    """
+    ERROR_REASON_NO_ROLLOUTS: _ErrorReason.ValueType  # 111
+    """Not one group of episodes is complete. `last_failure` says why; mend the environment or the
+    sampler.
+    """
+    ERROR_REASON_ROLLOUTS_CANCELLED: _ErrorReason.ValueType  # 112
+    """The rollouts were cancelled. Episodes that had ended are kept."""
+    ERROR_REASON_CHAT_TEMPLATE_REFUSED: _ErrorReason.ValueType  # 113
+    """The chat template cannot render the conversation, or rewrites it. Set
+    `limits.history_rewrite`, or play an environment that the template can render.
+    """
+    ERROR_REASON_BUDGET_EXCEEDED: _ErrorReason.ValueType  # 114
+    """The project has used as much as its budget lets it. `used` and `limit` say how much; ask an
+    operator to raise the budget, or wait for the next period.
+    """
+    ERROR_REASON_STEP_NOT_FOUND: _ErrorReason.ValueType  # 120
+    """The run has no such optimizer step. The message says which steps it has."""
+    ERROR_REASON_STEP_EXPIRED: _ErrorReason.ValueType  # 121
+    """What the run did at that step is not kept any more. The message says which steps can still be
+    forked.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -382,7 +419,8 @@ ERROR_REASON_EPISODE_NOT_FOUND: ErrorReason.ValueType  # 66
 """No episode of the caller's project has this name. Check it with `ListEpisodes`."""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 67
 """The lease of the episode ended, and it was given to somebody else or back to the queue. What was
-played is not counted; claim another episode.
+played is not counted; claim another episode. Of a match: the seat is lost; join again if the
+match waits for its members.
 """
 ERROR_REASON_EPISODE_ENDED: ErrorReason.ValueType  # 68
 """The episode has ended. `state` says how."""
@@ -411,5 +449,41 @@ ERROR_REASON_CLUSTER_REFUSED: ErrorReason.ValueType  # 87
 ERROR_REASON_STORE_MISMATCH: ErrorReason.ValueType  # 88
 """The files of the checkpoint are not in the store of the pod: it is another store than the
 trainer's, or was restored without them. Give trainer and sampler one `storage_uri`.
+"""
+ERROR_REASON_MATCH_NOT_FOUND: ErrorReason.ValueType  # 93
+"""No match of the caller's project has this name. Check it with `ListMatches`."""
+ERROR_REASON_MATCH_ENDED: ErrorReason.ValueType  # 94
+"""The match is over. `state` says how, and `failure` why."""
+ERROR_REASON_SEAT_TAKEN: ErrorReason.ValueType  # 95
+"""Another client holds the seat of the agent, or the agent was dropped. Join as another agent, or
+when the lease of its holder has run out.
+"""
+ERROR_REASON_OUT_OF_TURN: ErrorReason.ValueType  # 96
+"""It is not the agent's turn, or the barrier is not the next one. Watch the match and go on from
+where it is; `turn` or `barrier` says where.
+"""
+ERROR_REASON_ROLLOUT_BATCH_NOT_FOUND: ErrorReason.ValueType  # 110
+"""No batch of rollouts of the caller's project has this name, or its results were kept for as long
+as promised. Ask for the rollouts again.
+"""
+ERROR_REASON_NO_ROLLOUTS: ErrorReason.ValueType  # 111
+"""Not one group of episodes is complete. `last_failure` says why; mend the environment or the
+sampler.
+"""
+ERROR_REASON_ROLLOUTS_CANCELLED: ErrorReason.ValueType  # 112
+"""The rollouts were cancelled. Episodes that had ended are kept."""
+ERROR_REASON_CHAT_TEMPLATE_REFUSED: ErrorReason.ValueType  # 113
+"""The chat template cannot render the conversation, or rewrites it. Set
+`limits.history_rewrite`, or play an environment that the template can render.
+"""
+ERROR_REASON_BUDGET_EXCEEDED: ErrorReason.ValueType  # 114
+"""The project has used as much as its budget lets it. `used` and `limit` say how much; ask an
+operator to raise the budget, or wait for the next period.
+"""
+ERROR_REASON_STEP_NOT_FOUND: ErrorReason.ValueType  # 120
+"""The run has no such optimizer step. The message says which steps it has."""
+ERROR_REASON_STEP_EXPIRED: ErrorReason.ValueType  # 121
+"""What the run did at that step is not kept any more. The message says which steps can still be
+forked.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

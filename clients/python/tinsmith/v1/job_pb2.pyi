@@ -240,12 +240,15 @@ class JobModel(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     HUB_TOKEN_SECRET_REF_FIELD_NUMBER: _builtins.int
     CACHE_CLAIM_NAME_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Gives the name that clients call it by."""
     source: _builtins.str
     """Locates its files: `hf://organisation/name`, `pvc://claim/path` or `file:///path`."""
     cache_claim_name: _builtins.str
     """Names the volume claim that keeps what was fetched."""
+    dtype: _builtins.str
+    """`float32`, `bfloat16` or `auto` of the weights in trainers and samplers; `auto` by default."""
     @_builtins.property
     def hub_token_secret_ref(self) -> Global___JobReference:
         """Names the Secret whose key `token` opens gated models of the hub."""
@@ -257,10 +260,11 @@ class JobModel(_message.Message):
         source: _builtins.str = ...,
         hub_token_secret_ref: Global___JobReference | None = ...,
         cache_claim_name: _builtins.str = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hub_token_secret_ref", b"hub_token_secret_ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_claim_name", b"cache_claim_name", "hub_token_secret_ref", b"hub_token_secret_ref", "name", b"name", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_claim_name", b"cache_claim_name", "dtype", b"dtype", "hub_token_secret_ref", b"hub_token_secret_ref", "name", b"name", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,7 +356,9 @@ class JobMethod(_message.Message):
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     type: _builtins.str
-    """A recipe (`supervised`, `rl` or `rl_episodes`), `custom` or `serve`."""
+    """A recipe (`supervised`, `rl`, `rl_episodes`, `self_play`, `match`, `dpo` or `distillation`),
+    `custom` or `serve`.
+    """
     max_steps: _builtins.int
     """Counts the optimizer steps after which the job has succeeded."""
     @_builtins.property
@@ -462,10 +468,13 @@ class JobRole(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     TEMPLATE_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     replicas: _builtins.int
     """Counts them; 1 by default."""
     gpus: _builtins.int
     """Counts the GPUs of each."""
+    engine: _builtins.str
+    """`embedded` or `vllm`, of samplers alone; `embedded` by default."""
     @_builtins.property
     def resources(self) -> Global___JobResources:
         """Holds requests and limits of each container."""
@@ -481,10 +490,11 @@ class JobRole(_message.Message):
         gpus: _builtins.int | None = ...,
         resources: Global___JobResources | None = ...,
         template: Global___JobPodTemplate | None = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus", b"_gpus", "_replicas", b"_replicas", "gpus", b"gpus", "replicas", b"replicas", "resources", b"resources", "template", b"template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus", b"_gpus", "_replicas", b"_replicas", "gpus", b"gpus", "replicas", b"replicas", "resources", b"resources", "template", b"template"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus", b"_gpus", "_replicas", b"_replicas", "engine", b"engine", "gpus", b"gpus", "replicas", b"replicas", "resources", b"resources", "template", b"template"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
     _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
@@ -735,6 +745,8 @@ class JobAgent(_message.Message):
     TRAINER_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names it within the job."""
     @_builtins.property
@@ -749,6 +761,14 @@ class JobAgent(_message.Message):
     def worker(self) -> Global___JobRole:
         """Plays."""
 
+    @_builtins.property
+    def model(self) -> Global___JobModel:
+        """Describes its base model; that of the job by default."""
+
+    @_builtins.property
+    def adapter(self) -> Global___JobAdapter:
+        """Says what is trained of it; what the job says by default."""
+
     def __init__(
         self,
         *,
@@ -756,10 +776,12 @@ class JobAgent(_message.Message):
         trainer: Global___JobRole | None = ...,
         sampler: Global___JobRole | None = ...,
         worker: Global___JobRole | None = ...,
+        model: Global___JobModel | None = ...,
+        adapter: Global___JobAdapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampler", b"sampler", "trainer", b"trainer", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "model", b"model", "sampler", b"sampler", "trainer", b"trainer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "sampler", b"sampler", "trainer", b"trainer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "model", b"model", "name", b"name", "sampler", b"sampler", "trainer", b"trainer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1928,6 +1950,7 @@ class ReportTrainingJobRequest(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    REPLAY_DIVERGED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the job."""
     uid: _builtins.str
@@ -1944,6 +1967,8 @@ class ReportTrainingJobRequest(_message.Message):
     """Says for people how it goes, or what went wrong."""
     outcome: Global___TrainingJobReport.Outcome.ValueType
     """Says how the driver ends; it goes on if unset."""
+    replay_diverged: _builtins.bool
+    """Says that a replay of the run gave other bits than the first execution; it stays said."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Holds the metrics of the last step, at most 64; all are replaced."""
@@ -1965,10 +1990,11 @@ class ReportTrainingJobRequest(_message.Message):
         state: _builtins.bytes | None = ...,
         message: _builtins.str | None = ...,
         outcome: Global___TrainingJobReport.Outcome.ValueType = ...,
+        replay_diverged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_message", b"_message", "_run", b"_run", "_state", b"_state", "_step", b"_step", "checkpoint", b"checkpoint", "max_steps", b"max_steps", "message", b"message", "run", b"run", "state", b"state", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_message", b"_message", "_run", b"_run", "_state", b"_state", "_step", b"_step", "checkpoint", b"checkpoint", "max_steps", b"max_steps", "message", b"message", "metrics", b"metrics", "name", b"name", "outcome", b"outcome", "run", b"run", "state", b"state", "step", b"step", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_message", b"_message", "_run", b"_run", "_state", b"_state", "_step", b"_step", "checkpoint", b"checkpoint", "max_steps", b"max_steps", "message", b"message", "metrics", b"metrics", "name", b"name", "outcome", b"outcome", "replay_diverged", b"replay_diverged", "run", b"run", "state", b"state", "step", b"step", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_steps: _TypeAlias = _typing.Literal["max_steps"]  # noqa: Y015
     _WhichOneofArgType__max_steps: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps"]  # noqa: Y015
@@ -2058,6 +2084,7 @@ class TrainingJobReport(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     STEP_TIME_FIELD_NUMBER: _builtins.int
+    REPLAY_DIVERGED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the job."""
     uid: _builtins.str
@@ -2074,6 +2101,8 @@ class TrainingJobReport(_message.Message):
     """Says for people how it goes, or what went wrong."""
     outcome: Global___TrainingJobReport.Outcome.ValueType
     """Says how the driver ended; unspecified while it goes on."""
+    replay_diverged: _builtins.bool
+    """Says that a replay of the run gave other bits than the first execution."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Holds the metrics of the last step."""
@@ -2105,10 +2134,11 @@ class TrainingJobReport(_message.Message):
         outcome: Global___TrainingJobReport.Outcome.ValueType = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         step_time: _timestamp_pb2.Timestamp | None = ...,
+        replay_diverged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "step_time", b"step_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "max_steps", b"max_steps", "message", b"message", "metrics", b"metrics", "name", b"name", "outcome", b"outcome", "run", b"run", "state", b"state", "step", b"step", "step_time", b"step_time", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "max_steps", b"max_steps", "message", b"message", "metrics", b"metrics", "name", b"name", "outcome", b"outcome", "replay_diverged", b"replay_diverged", "run", b"run", "state", b"state", "step", b"step", "step_time", b"step_time", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -181,6 +181,7 @@ class ModelCapabilities(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     READS_IMAGES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model, as `CreateTrainingRun` takes it."""
     vocabulary_size: _builtins.int
@@ -205,6 +206,10 @@ class ModelCapabilities(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lists the token ids that end a turn unless a request says otherwise."""
 
+    @_builtins.property
+    def images(self) -> Global___ImageRules:
+        """Says how many tokens an image takes; absent if the model reads none."""
+
     def __init__(
         self,
         *,
@@ -219,11 +224,50 @@ class ModelCapabilities(_message.Message):
         tokenizer_digest: _builtins.str = ...,
         reads_images: _builtins.bool = ...,
         dtype: _builtins.str = ...,
+        images: Global___ImageRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "images", b"images", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelCapabilities: _TypeAlias = ModelCapabilities  # noqa: Y015
+
+@_typing.final
+class ImageRules(_message.Message):
+    """Says how a model turns images into tokens.
+
+    Both sides of an image are scaled to whole numbers of tokens, nearest to its own proportions, so
+    that its pixels are within the bounds: `smart_resize` of the Qwen2-VL processor.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_SIDE_PIXELS_FIELD_NUMBER: _builtins.int
+    MIN_PIXELS_FIELD_NUMBER: _builtins.int
+    MAX_PIXELS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Gives the token id that stands for each token of an image."""
+    token_side_pixels: _builtins.int
+    """Gives the pixels along a side of a token."""
+    min_pixels: _builtins.int
+    """Gives the fewest pixels of a scaled image."""
+    max_pixels: _builtins.int
+    """Gives the most pixels of a scaled image."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        token_side_pixels: _builtins.int = ...,
+        min_pixels: _builtins.int = ...,
+        max_pixels: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_pixels", b"max_pixels", "min_pixels", b"min_pixels", "token_id", b"token_id", "token_side_pixels", b"token_side_pixels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageRules: _TypeAlias = ImageRules  # noqa: Y015

@@ -6,6 +6,7 @@ Scheduling: sessions, runs, keys, and which worker holds what."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -788,6 +789,10 @@ class CreateTrainingRunRequest(_message.Message):
     SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUDE_OPTIMIZER_FIELD_NUMBER: _builtins.int
     TRAINING_RUN_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_FIELD_NUMBER: _builtins.int
+    SOURCE_STEP_FIELD_NUMBER: _builtins.int
+    RERUNS_STEP_FIELD_NUMBER: _builtins.int
+    HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the session that holds the run."""
     request_id: _builtins.str
@@ -804,6 +809,18 @@ class CreateTrainingRunRequest(_message.Message):
     """Gives the last part of the run's name: 1 to 63 letters, digits, `-`, `_`, `.`, beginning with a
     letter or digit; drawn by the server if empty.
     """
+    source_run: _builtins.str
+    """Names a run of the same project to fork. Excludes a source checkpoint; base model and adapter
+    are those of the source run.
+    """
+    source_step: _builtins.int
+    """Gives the step to fork at: the number of optimizer steps applied, 0 for the beginning. Required
+    with `source_run`. Where loads led the run to a version twice, the later one is meant.
+    """
+    reruns_step: _builtins.bool
+    """Has the fork execute the step itself anew, instead of taking over its results: the operations
+    of the step wait in the queue of the fork, under their own numbers. Needs `source_run`.
+    """
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained; a LoRA of rank 32, or what the source checkpoint holds, unless told
@@ -813,6 +830,12 @@ class CreateTrainingRunRequest(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Holds labels, at most 64 of at most 1,024 characters."""
+
+    @_builtins.property
+    def history_retention(self) -> _duration_pb2.Duration:
+        """Says how long the past of the run is kept after an operation ended: 25 h, the default, to 90 days
+        unless the scheduler is set otherwise. A fork does not take it over from its source.
+        """
 
     def __init__(
         self,
@@ -826,12 +849,18 @@ class CreateTrainingRunRequest(_message.Message):
         source_checkpoint: _builtins.str = ...,
         include_optimizer: _builtins.bool = ...,
         training_run_id: _builtins.str = ...,
+        source_run: _builtins.str = ...,
+        source_step: _builtins.int | None = ...,
+        reruns_step: _builtins.bool = ...,
+        history_retention: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_step", b"_source_step", "adapter", b"adapter", "history_retention", b"history_retention", "source_step", b"source_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "include_optimizer", b"include_optimizer", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "source_checkpoint", b"source_checkpoint", "training_run_id", b"training_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_step", b"_source_step", "adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "history_retention", b"history_retention", "include_optimizer", b"include_optimizer", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "reruns_step", b"reruns_step", "source_checkpoint", b"source_checkpoint", "source_run", b"source_run", "source_step", b"source_step", "training_run_id", b"training_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__source_step: _TypeAlias = _typing.Literal["source_step"]  # noqa: Y015
+    _WhichOneofArgType__source_step: _TypeAlias = _typing.Literal["_source_step", b"_source_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_step) -> _WhichOneofReturnType__source_step | None: ...
 
 Global___CreateTrainingRunRequest: _TypeAlias = CreateTrainingRunRequest  # noqa: Y015
 
@@ -939,6 +968,10 @@ class TrainingRun(_message.Message):
     NUM_PENDING_OPERATIONS_FIELD_NUMBER: _builtins.int
     SESSION_ENDED_FIELD_NUMBER: _builtins.int
     REPLAY_DIVERGED_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_FIELD_NUMBER: _builtins.int
+    SOURCE_STEP_FIELD_NUMBER: _builtins.int
+    RERUN_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -975,6 +1008,12 @@ class TrainingRun(_message.Message):
     """Says in a list whether a replay after a failure gave other bits than the first execution, as far
     as its trainer answers in time.
     """
+    source_run: _builtins.str
+    """Names the run that it was forked from; empty if it is no fork."""
+    source_step: _builtins.int
+    """Gives the step of the source run that it was forked at."""
+    rerun_sequence_number: _builtins.int
+    """Gives the first operation that the fork executes anew; 0 if it does not rerun a step."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -986,6 +1025,12 @@ class TrainingRun(_message.Message):
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Says when it was created."""
+
+    @_builtins.property
+    def history_retention(self) -> _duration_pb2.Duration:
+        """Says how long requests, results and older snapshots are kept after an operation ended, so that
+        each step of that time can be forked and played again.
+        """
 
     def __init__(
         self,
@@ -1007,10 +1052,14 @@ class TrainingRun(_message.Message):
         num_pending_operations: _builtins.int = ...,
         session_ended: _builtins.bool = ...,
         replay_diverged: _builtins.bool = ...,
+        source_run: _builtins.str = ...,
+        source_step: _builtins.int = ...,
+        rerun_sequence_number: _builtins.int = ...,
+        history_retention: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time", "history_retention", b"history_retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "history_retention", b"history_retention", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "rerun_sequence_number", b"rerun_sequence_number", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "source_run", b"source_run", "source_step", b"source_step", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1039,6 +1088,40 @@ class GetTrainingRunRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTrainingRunRequest: _TypeAlias = GetTrainingRunRequest  # noqa: Y015
+
+@_typing.final
+class UpdateTrainingRunRequest(_message.Message):
+    """Asks for a change of a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the run."""
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """Says what changes: `history_retention`."""
+
+    @_builtins.property
+    def history_retention(self) -> _duration_pb2.Duration:
+        """Says how long the past of the run is kept, as in its creation; the default if it is left out."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        history_retention: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history_retention", b"history_retention", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history_retention", b"history_retention", "name", b"name", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateTrainingRunRequest: _TypeAlias = UpdateTrainingRunRequest  # noqa: Y015
 
 @_typing.final
 class LocateCheckpointRequest(_message.Message):

@@ -111,6 +111,11 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.FromString,
                 _registered_method=True)
+        self.UpdateTrainingRun = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/UpdateTrainingRun',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
+                _registered_method=True)
         self.DeleteTrainingRun = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/DeleteTrainingRun',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeleteTrainingRunRequest.SerializeToString,
@@ -300,15 +305,23 @@ class SchedulerServiceServicer:
         A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
         1: the client goes on with sequence number 2.
 
+        With a source run, it is a fork: its state is bit for bit that of the source after an optimizer
+        step. What the source did before is copied, from the nearest snapshot on, and computed again
+        when the fork is first used. The source is not touched, and may be deleted. `GetRunStatus` says
+        with which sequence number the client goes on.
+
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
         exist, or is neither of the caller's project nor published.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
-        or adapter are not those of the source checkpoint.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration or the time for which the past
+        is kept is out of range, or base model or adapter are not those of the source checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
         state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
+        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+        pool than the session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -318,6 +331,8 @@ class SchedulerServiceServicer:
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
         * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
+        * `NOT_FOUND` (`STEP_NOT_FOUND`): the source run has no such step.
+        * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source run did there is not kept any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -350,6 +365,22 @@ class SchedulerServiceServicer:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
         that the caller may read.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateTrainingRun(self, request, context):
+        """Changes how long the past of a run is kept. Repeating it changes nothing.
+
+        A longer time keeps what is still there; a shorter one drops what is older.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
+        too short or too long.
+        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -549,6 +580,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.LocateCheckpoint,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.SerializeToString,
+            ),
+            'UpdateTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTrainingRun,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.SerializeToString,
             ),
             'DeleteTrainingRun': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTrainingRun,
@@ -990,6 +1026,33 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/LocateCheckpoint',
             tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/UpdateTrainingRun',
+            tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,15 +123,23 @@ class SchedulerServiceStub:
     A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
     1: the client goes on with sequence number 2.
 
+    With a source run, it is a fork: its state is bit for bit that of the source after an optimizer
+    step. What the source did before is copied, from the nearest snapshot on, and computed again
+    when the fork is first used. The source is not touched, and may be deleted. `GetRunStatus` says
+    with which sequence number the client goes on.
+
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
       exist, or is neither of the caller's project nor published.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
-      or adapter are not those of the source checkpoint.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration or the time for which the past
+      is kept is out of range, or base model or adapter are not those of the source checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
+    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+      pool than the session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -141,6 +149,8 @@ class SchedulerServiceStub:
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
     * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
+    * `NOT_FOUND` (`STEP_NOT_FOUND`): the source run has no such step.
+    * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source run did there is not kept any more.
     """
     GetTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Returns a run.
@@ -161,6 +171,18 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
       that the caller may read.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
+    """
+    UpdateTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UpdateTrainingRunRequest, _scheduler_pb2.TrainingRun]
+    """Changes how long the past of a run is kept. Repeating it changes nothing.
+
+    A longer time keeps what is still there; a shorter one drops what is older.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
+      too short or too long.
+    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
     """
     DeleteTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -335,15 +357,23 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
     1: the client goes on with sequence number 2.
 
+    With a source run, it is a fork: its state is bit for bit that of the source after an optimizer
+    step. What the source did before is copied, from the nearest snapshot on, and computed again
+    when the fork is first used. The source is not touched, and may be deleted. `GetRunStatus` says
+    with which sequence number the client goes on.
+
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
       exist, or is neither of the caller's project nor published.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
-      or adapter are not those of the source checkpoint.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration or the time for which the past
+      is kept is out of range, or base model or adapter are not those of the source checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
+    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+      pool than the session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -353,6 +383,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
     * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
+    * `NOT_FOUND` (`STEP_NOT_FOUND`): the source run has no such step.
+    * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source run did there is not kept any more.
     """
     GetTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Returns a run.
@@ -373,6 +405,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
       that the caller may read.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
+    """
+    UpdateTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UpdateTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
+    """Changes how long the past of a run is kept. Repeating it changes nothing.
+
+    A longer time keeps what is still there; a shorter one drops what is older.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
+      too short or too long.
+    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
     """
     DeleteTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -610,15 +654,23 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
         1: the client goes on with sequence number 2.
 
+        With a source run, it is a fork: its state is bit for bit that of the source after an optimizer
+        step. What the source did before is copied, from the nearest snapshot on, and computed again
+        when the fork is first used. The source is not touched, and may be deleted. `GetRunStatus` says
+        with which sequence number the client goes on.
+
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
           exist, or is neither of the caller's project nor published.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
-          or adapter are not those of the source checkpoint.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration or the time for which the past
+          is kept is out of range, or base model or adapter are not those of the source checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
           state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
+        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+          pool than the session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -628,6 +680,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
         * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
+        * `NOT_FOUND` (`STEP_NOT_FOUND`): the source run has no such step.
+        * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source run did there is not kept any more.
         """
 
     @_abc_1.abstractmethod
@@ -666,6 +720,24 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
           that the caller may read.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateTrainingRun(
+        self,
+        request: _scheduler_pb2.UpdateTrainingRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.TrainingRun, _abc.Awaitable[_scheduler_pb2.TrainingRun]]:
+        """Changes how long the past of a run is kept. Repeating it changes nothing.
+
+        A longer time keeps what is still there; a shorter one drops what is older.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
+          too short or too long.
+        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
         """
 
     @_abc_1.abstractmethod

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from tinsmith.v1 import models_pb2 as tinsmith_dot_v1_dot_models__pb2
 from tinsmith.v1 import trainer_pb2 as tinsmith_dot_v1_dot_trainer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tinsmith/v1/trainer_control.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/trainer.proto\"\x86\x01\n\x0f\x41\x64optRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\nbase_model\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07\x61\x64\x61pter\x18\x04 \x01(\x0b\x32\x1a.tinsmith.v1.AdapterConfigB\x04\xe2\x41\x01\x02\"#\n\x10\x41\x64optRunResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xc6\x01\n\x11ReleaseRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x37\n\x04mode\x18\x03 \x01(\x0e\x32#.tinsmith.v1.ReleaseRunRequest.ModeB\x04\xe2\x41\x01\x02\"P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_PARK\x10\x01\x12\x0f\n\x0bMODE_DELETE\x10\x02\x12\x12\n\x0eMODE_HAND_OVER\x10\x03\"\x14\n\x12ReleaseRunResponse\"a\n\x16ListRunStatusesRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"\\\n\x17ListRunStatusesResponse\x12(\n\x08statuses\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10ResumeRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\")\n\x14\x45xportWeightsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"W\n\x15\x45xportWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmanifest_uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t2\xa9\x03\n\x15TrainerControlService\x12G\n\x08\x41\x64optRun\x12\x1c.tinsmith.v1.AdoptRunRequest\x1a\x1d.tinsmith.v1.AdoptRunResponse\x12M\n\nReleaseRun\x12\x1e.tinsmith.v1.ReleaseRunRequest\x1a\x1f.tinsmith.v1.ReleaseRunResponse\x12\\\n\x0fListRunStatuses\x12#.tinsmith.v1.ListRunStatusesRequest\x1a$.tinsmith.v1.ListRunStatusesResponse\x12\x42\n\tResumeRun\x12\x1d.tinsmith.v1.ResumeRunRequest\x1a\x16.tinsmith.v1.RunStatus\x12V\n\rExportWeights\x12!.tinsmith.v1.ExportWeightsRequest\x1a\".tinsmith.v1.ExportWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tinsmith/v1/trainer_control.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/trainer.proto\"\xc2\x01\n\x0f\x41\x64optRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\nbase_model\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07\x61\x64\x61pter\x18\x04 \x01(\x0b\x32\x1a.tinsmith.v1.AdapterConfigB\x04\xe2\x41\x01\x02\x12:\n\x11history_retention\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\"#\n\x10\x41\x64optRunResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xc6\x01\n\x11ReleaseRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x37\n\x04mode\x18\x03 \x01(\x0e\x32#.tinsmith.v1.ReleaseRunRequest.ModeB\x04\xe2\x41\x01\x02\"P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_PARK\x10\x01\x12\x0f\n\x0bMODE_DELETE\x10\x02\x12\x12\n\x0eMODE_HAND_OVER\x10\x03\"\x14\n\x12ReleaseRunResponse\"\x88\x01\n\x0e\x46orkRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\nsource_run\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x19\n\x0bsource_step\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x19\n\x0breruns_step\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01\"0\n\x0f\x46orkRunResponse\x12\x1d\n\x15rerun_sequence_number\x18\x01 \x01(\x03\"\x80\x01\n\x1aSetHistoryRetentionRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12:\n\x11history_retention\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x02\"\x1d\n\x1bSetHistoryRetentionResponse\"a\n\x16ListRunStatusesRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"\\\n\x17ListRunStatusesResponse\x12(\n\x08statuses\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10ResumeRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xce\x01\n\x14\x45xportWeightsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12H\n\x0b\x64\x65stination\x18\x02 \x01(\x0e\x32-.tinsmith.v1.ExportWeightsRequest.DestinationB\x04\xe2\x41\x01\x01\"Y\n\x0b\x44\x65stination\x12\x1b\n\x17\x44\x45STINATION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x45STINATION_STORE\x10\x01\x12\x16\n\x12\x44\x45STINATION_MEMORY\x10\x02\"k\n\x15\x45xportWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmanifest_uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t\x12\x12\n\nweights_id\x18\x04 \x01(\t\"\x93\x01\n\x12ReadWeightsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nweights_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06offset\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x1d\n\x0fheld_weights_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\x12\x1b\n\rmemory_domain\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\"\x8a\x01\n\x13ReadWeightsResponse\x12\r\n\x05index\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x30\n\rshared_memory\x18\x04 \x01(\x0b\x32\x19.tinsmith.v1.SharedMemory\x12\x14\n\x0cindex_sha256\x18\x05 \x01(\x0c\">\n\x0cSharedMemory\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x12\n\ndescriptor\x18\x02 \x01(\x05\x12\r\n\x05inode\x18\x03 \x01(\x03\"\xc9\x01\n\x0bWeightIndex\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12+\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x1a.tinsmith.v1.AdapterConfig\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12*\n\x07tensors\x18\x05 \x03(\x0b\x32\x19.tinsmith.v1.WeightTensor\x12\x18\n\x10\x63hunk_size_bytes\x18\x06 \x01(\x03\x12\x15\n\rchunk_sha256s\x18\x07 \x01(\x0c\"+\n\x0cWeightTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x32\xad\x05\n\x15TrainerControlService\x12G\n\x08\x41\x64optRun\x12\x1c.tinsmith.v1.AdoptRunRequest\x1a\x1d.tinsmith.v1.AdoptRunResponse\x12M\n\nReleaseRun\x12\x1e.tinsmith.v1.ReleaseRunRequest\x1a\x1f.tinsmith.v1.ReleaseRunResponse\x12\x44\n\x07\x46orkRun\x12\x1b.tinsmith.v1.ForkRunRequest\x1a\x1c.tinsmith.v1.ForkRunResponse\x12h\n\x13SetHistoryRetention\x12\'.tinsmith.v1.SetHistoryRetentionRequest\x1a(.tinsmith.v1.SetHistoryRetentionResponse\x12\\\n\x0fListRunStatuses\x12#.tinsmith.v1.ListRunStatusesRequest\x1a$.tinsmith.v1.ListRunStatusesResponse\x12\x42\n\tResumeRun\x12\x1d.tinsmith.v1.ResumeRunRequest\x1a\x16.tinsmith.v1.RunStatus\x12V\n\rExportWeights\x12!.tinsmith.v1.ExportWeightsRequest\x1a\".tinsmith.v1.ExportWeightsResponse\x12R\n\x0bReadWeights\x12\x1f.tinsmith.v1.ReadWeightsRequest\x1a .tinsmith.v1.ReadWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,12 +43,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADOPTRUNREQUEST'].fields_by_name['base_model']._serialized_options = b'\342A\001\002'
   _globals['_ADOPTRUNREQUEST'].fields_by_name['adapter']._loaded_options = None
   _globals['_ADOPTRUNREQUEST'].fields_by_name['adapter']._serialized_options = b'\342A\001\002'
+  _globals['_ADOPTRUNREQUEST'].fields_by_name['history_retention']._loaded_options = None
+  _globals['_ADOPTRUNREQUEST'].fields_by_name['history_retention']._serialized_options = b'\342A\001\001'
   _globals['_RELEASERUNREQUEST'].fields_by_name['run']._loaded_options = None
   _globals['_RELEASERUNREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
   _globals['_RELEASERUNREQUEST'].fields_by_name['epoch']._loaded_options = None
   _globals['_RELEASERUNREQUEST'].fields_by_name['epoch']._serialized_options = b'\342A\001\002'
   _globals['_RELEASERUNREQUEST'].fields_by_name['mode']._loaded_options = None
   _globals['_RELEASERUNREQUEST'].fields_by_name['mode']._serialized_options = b'\342A\001\002'
+  _globals['_FORKRUNREQUEST'].fields_by_name['run']._loaded_options = None
+  _globals['_FORKRUNREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
+  _globals['_FORKRUNREQUEST'].fields_by_name['epoch']._loaded_options = None
+  _globals['_FORKRUNREQUEST'].fields_by_name['epoch']._serialized_options = b'\342A\001\002'
+  _globals['_FORKRUNREQUEST'].fields_by_name['source_run']._loaded_options = None
+  _globals['_FORKRUNREQUEST'].fields_by_name['source_run']._serialized_options = b'\342A\001\002'
+  _globals['_FORKRUNREQUEST'].fields_by_name['source_step']._loaded_options = None
+  _globals['_FORKRUNREQUEST'].fields_by_name['source_step']._serialized_options = b'\342A\001\001'
+  _globals['_FORKRUNREQUEST'].fields_by_name['reruns_step']._loaded_options = None
+  _globals['_FORKRUNREQUEST'].fields_by_name['reruns_step']._serialized_options = b'\342A\001\001'
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['run']._loaded_options = None
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['epoch']._loaded_options = None
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['epoch']._serialized_options = b'\342A\001\002'
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['history_retention']._loaded_options = None
+  _globals['_SETHISTORYRETENTIONREQUEST'].fields_by_name['history_retention']._serialized_options = b'\342A\001\002'
   _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['page_size']._loaded_options = None
@@ -58,26 +77,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMERUNREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
   _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['run']._loaded_options = None
   _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
-  _globals['_ADOPTRUNREQUEST']._serialized_start=137
-  _globals['_ADOPTRUNREQUEST']._serialized_end=271
-  _globals['_ADOPTRUNRESPONSE']._serialized_start=273
-  _globals['_ADOPTRUNRESPONSE']._serialized_end=308
-  _globals['_RELEASERUNREQUEST']._serialized_start=311
-  _globals['_RELEASERUNREQUEST']._serialized_end=509
-  _globals['_RELEASERUNREQUEST_MODE']._serialized_start=429
-  _globals['_RELEASERUNREQUEST_MODE']._serialized_end=509
-  _globals['_RELEASERUNRESPONSE']._serialized_start=511
-  _globals['_RELEASERUNRESPONSE']._serialized_end=531
-  _globals['_LISTRUNSTATUSESREQUEST']._serialized_start=533
-  _globals['_LISTRUNSTATUSESREQUEST']._serialized_end=630
-  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_start=632
-  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_end=724
-  _globals['_RESUMERUNREQUEST']._serialized_start=726
-  _globals['_RESUMERUNREQUEST']._serialized_end=763
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=765
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=806
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=808
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=895
-  _globals['_TRAINERCONTROLSERVICE']._serialized_start=898
-  _globals['_TRAINERCONTROLSERVICE']._serialized_end=1323
+  _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['destination']._loaded_options = None
+  _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['destination']._serialized_options = b'\342A\001\001'
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['run']._loaded_options = None
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['weights_id']._loaded_options = None
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['weights_id']._serialized_options = b'\342A\001\002'
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['offset']._loaded_options = None
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['offset']._serialized_options = b'\342A\001\001'
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['held_weights_id']._loaded_options = None
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['held_weights_id']._serialized_options = b'\342A\001\001'
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['memory_domain']._loaded_options = None
+  _globals['_READWEIGHTSREQUEST'].fields_by_name['memory_domain']._serialized_options = b'\342A\001\001'
+  _globals['_ADOPTRUNREQUEST']._serialized_start=169
+  _globals['_ADOPTRUNREQUEST']._serialized_end=363
+  _globals['_ADOPTRUNRESPONSE']._serialized_start=365
+  _globals['_ADOPTRUNRESPONSE']._serialized_end=400
+  _globals['_RELEASERUNREQUEST']._serialized_start=403
+  _globals['_RELEASERUNREQUEST']._serialized_end=601
+  _globals['_RELEASERUNREQUEST_MODE']._serialized_start=521
+  _globals['_RELEASERUNREQUEST_MODE']._serialized_end=601
+  _globals['_RELEASERUNRESPONSE']._serialized_start=603
+  _globals['_RELEASERUNRESPONSE']._serialized_end=623
+  _globals['_FORKRUNREQUEST']._serialized_start=626
+  _globals['_FORKRUNREQUEST']._serialized_end=762
+  _globals['_FORKRUNRESPONSE']._serialized_start=764
+  _globals['_FORKRUNRESPONSE']._serialized_end=812
+  _globals['_SETHISTORYRETENTIONREQUEST']._serialized_start=815
+  _globals['_SETHISTORYRETENTIONREQUEST']._serialized_end=943
+  _globals['_SETHISTORYRETENTIONRESPONSE']._serialized_start=945
+  _globals['_SETHISTORYRETENTIONRESPONSE']._serialized_end=974
+  _globals['_LISTRUNSTATUSESREQUEST']._serialized_start=976
+  _globals['_LISTRUNSTATUSESREQUEST']._serialized_end=1073
+  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_start=1075
+  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_end=1167
+  _globals['_RESUMERUNREQUEST']._serialized_start=1169
+  _globals['_RESUMERUNREQUEST']._serialized_end=1206
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=1209
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=1415
+  _globals['_EXPORTWEIGHTSREQUEST_DESTINATION']._serialized_start=1326
+  _globals['_EXPORTWEIGHTSREQUEST_DESTINATION']._serialized_end=1415
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=1417
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=1524
+  _globals['_READWEIGHTSREQUEST']._serialized_start=1527
+  _globals['_READWEIGHTSREQUEST']._serialized_end=1674
+  _globals['_READWEIGHTSRESPONSE']._serialized_start=1677
+  _globals['_READWEIGHTSRESPONSE']._serialized_end=1815
+  _globals['_SHAREDMEMORY']._serialized_start=1817
+  _globals['_SHAREDMEMORY']._serialized_end=1879
+  _globals['_WEIGHTINDEX']._serialized_start=1882
+  _globals['_WEIGHTINDEX']._serialized_end=2083
+  _globals['_WEIGHTTENSOR']._serialized_start=2085
+  _globals['_WEIGHTTENSOR']._serialized_end=2128
+  _globals['_TRAINERCONTROLSERVICE']._serialized_start=2131
+  _globals['_TRAINERCONTROLSERVICE']._serialized_end=2816
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ Control of trainers by other pods: which runs they hold, and weights for sampler
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -31,6 +32,7 @@ class AdoptRunRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Names the run."""
     epoch: _builtins.int
@@ -41,6 +43,12 @@ class AdoptRunRequest(_message.Message):
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
 
+    @_builtins.property
+    def history_retention(self) -> _duration_pb2.Duration:
+        """Says how long the past of the run is kept; 25 h if it is left out. Only where the run is created:
+        one that the ledger knows keeps what it has.
+        """
+
     def __init__(
         self,
         *,
@@ -48,10 +56,11 @@ class AdoptRunRequest(_message.Message):
         epoch: _builtins.int = ...,
         base_model: _builtins.str = ...,
         adapter: _models_pb2.AdapterConfig | None = ...,
+        history_retention: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "history_retention", b"history_retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "epoch", b"epoch", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "epoch", b"epoch", "history_retention", b"history_retention", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,6 +163,115 @@ class ReleaseRunResponse(_message.Message):
 Global___ReleaseRunResponse: _TypeAlias = ReleaseRunResponse  # noqa: Y015
 
 @_typing.final
+class ForkRunRequest(_message.Message):
+    """Asks for a copy of a run as it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_FIELD_NUMBER: _builtins.int
+    SOURCE_STEP_FIELD_NUMBER: _builtins.int
+    RERUNS_STEP_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run that becomes the copy."""
+    epoch: _builtins.int
+    """Gives the epoch under which it was adopted."""
+    source_run: _builtins.str
+    """Names the run to copy, of the same project."""
+    source_step: _builtins.int
+    """Gives the step: the number of optimizer steps applied."""
+    reruns_step: _builtins.bool
+    """Has the operations of the step executed anew."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        source_run: _builtins.str = ...,
+        source_step: _builtins.int = ...,
+        reruns_step: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reruns_step", b"reruns_step", "run", b"run", "source_run", b"source_run", "source_step", b"source_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRunRequest: _TypeAlias = ForkRunRequest  # noqa: Y015
+
+@_typing.final
+class ForkRunResponse(_message.Message):
+    """Says what was copied."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RERUN_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    rerun_sequence_number: _builtins.int
+    """Gives the first operation that is executed anew; 0 if none is."""
+    def __init__(
+        self,
+        *,
+        rerun_sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rerun_sequence_number", b"rerun_sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRunResponse: _TypeAlias = ForkRunResponse  # noqa: Y015
+
+@_typing.final
+class SetHistoryRetentionRequest(_message.Message):
+    """Says how long the past of a run is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run."""
+    epoch: _builtins.int
+    """Gives the epoch under which it was adopted."""
+    @_builtins.property
+    def history_retention(self) -> _duration_pb2.Duration:
+        """Gives the time after the end of an operation, at least 25 h."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        history_retention: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history_retention", b"history_retention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "history_retention", b"history_retention", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetHistoryRetentionRequest: _TypeAlias = SetHistoryRetentionRequest  # noqa: Y015
+
+@_typing.final
+class SetHistoryRetentionResponse(_message.Message):
+    """Confirms the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetHistoryRetentionResponse: _TypeAlias = SetHistoryRetentionResponse  # noqa: Y015
+
+@_typing.final
 class ListRunStatusesRequest(_message.Message):
     """Asks how the runs of a project stand."""
 
@@ -237,21 +355,48 @@ Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
 
 @_typing.final
 class ExportWeightsRequest(_message.Message):
-    """Asks for a sampler checkpoint of the current weights."""
+    """Asks for the current weights of a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Destination:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DestinationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ExportWeightsRequest._Destination.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DESTINATION_UNSPECIFIED: ExportWeightsRequest._Destination.ValueType  # 0
+        """The object store."""
+        DESTINATION_STORE: ExportWeightsRequest._Destination.ValueType  # 1
+        """A sampler checkpoint in the object store."""
+        DESTINATION_MEMORY: ExportWeightsRequest._Destination.ValueType  # 2
+        """The memory of the trainer, from where `ReadWeights` reads them."""
+
+    class Destination(_Destination, metaclass=_DestinationEnumTypeWrapper):
+        """Says where the weights go."""
+
+    DESTINATION_UNSPECIFIED: ExportWeightsRequest.Destination.ValueType  # 0
+    """The object store."""
+    DESTINATION_STORE: ExportWeightsRequest.Destination.ValueType  # 1
+    """A sampler checkpoint in the object store."""
+    DESTINATION_MEMORY: ExportWeightsRequest.Destination.ValueType  # 2
+    """The memory of the trainer, from where `ReadWeights` reads them."""
+
     RUN_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Names the run."""
+    destination: Global___ExportWeightsRequest.Destination.ValueType
+    """Says where the weights go."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        destination: Global___ExportWeightsRequest.Destination.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,30 +404,224 @@ Global___ExportWeightsRequest: _TypeAlias = ExportWeightsRequest  # noqa: Y015
 
 @_typing.final
 class ExportWeightsResponse(_message.Message):
-    """Says where the weights are."""
+    """Says where the weights are: in the store if `manifest_uri` is set, else in memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     MANIFEST_URI_FIELD_NUMBER: _builtins.int
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Gives the version of the weights."""
     manifest_uri: _builtins.str
     """Locates the manifest of the sampler checkpoint, `file://` or `s3://`."""
     manifest_sha256: _builtins.str
     """Gives the SHA-256 of the manifest, in hex."""
+    weights_id: _builtins.str
+    """Names weights in memory for good: no other weights ever have the name."""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         manifest_uri: _builtins.str = ...,
         manifest_sha256: _builtins.str = ...,
+        weights_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_sha256", b"manifest_sha256", "manifest_uri", b"manifest_uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_sha256", b"manifest_sha256", "manifest_uri", b"manifest_uri", "version", b"version", "weights_id", b"weights_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportWeightsResponse: _TypeAlias = ExportWeightsResponse  # noqa: Y015
+
+@_typing.final
+class ReadWeightsRequest(_message.Message):
+    """Asks for weights in memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    HELD_WEIGHTS_ID_FIELD_NUMBER: _builtins.int
+    MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run."""
+    weights_id: _builtins.str
+    """Names the weights, as `ExportWeights` did."""
+    offset: _builtins.int
+    """Continues a stream: chunks before this offset in bytes are left out."""
+    held_weights_id: _builtins.str
+    """Names weights that the caller holds; chunks that are the same in both are left out."""
+    memory_domain: _builtins.str
+    """Tells the machine, namespace of processes and user of the caller apart from others. Where they
+    are those of the trainer, it may name memory to map instead of sending chunks.
+    """
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        weights_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        held_weights_id: _builtins.str = ...,
+        memory_domain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_weights_id", b"held_weights_id", "memory_domain", b"memory_domain", "offset", b"offset", "run", b"run", "weights_id", b"weights_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadWeightsRequest: _TypeAlias = ReadWeightsRequest  # noqa: Y015
+
+@_typing.final
+class ReadWeightsResponse(_message.Message):
+    """Carries the description of weights, or a chunk of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: _builtins.int
+    INDEX_SHA256_FIELD_NUMBER: _builtins.int
+    index: _builtins.bytes
+    """Holds a serialised `WeightIndex` in the first message, else nothing."""
+    offset: _builtins.int
+    """Gives the place of the chunk within the weights, in bytes."""
+    data: _builtins.bytes
+    """Holds the numbers of one chunk, as the index cuts them."""
+    index_sha256: _builtins.bytes
+    """Gives the SHA-256 of the index, 32 bytes, in the first message."""
+    @_builtins.property
+    def shared_memory(self) -> Global___SharedMemory:
+        """Names memory that holds all of the weights, in the first message; no chunks follow then."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        shared_memory: Global___SharedMemory | None = ...,
+        index_sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_memory", b"shared_memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "index", b"index", "index_sha256", b"index_sha256", "offset", b"offset", "shared_memory", b"shared_memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadWeightsResponse: _TypeAlias = ReadWeightsResponse  # noqa: Y015
+
+@_typing.final
+class SharedMemory(_message.Message):
+    """Locates sealed memory of a process on the same machine: nothing changes it any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    INODE_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Gives the id of the process."""
+    descriptor: _builtins.int
+    """Gives the number of its file descriptor."""
+    inode: _builtins.int
+    """Gives the inode that the kernel tells this memory apart by."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+        inode: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "inode", b"inode", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemory: _TypeAlias = SharedMemory  # noqa: Y015
+
+@_typing.final
+class WeightIndex(_message.Message):
+    """Describes weights: numbers of all tensors, one behind another, cut in chunks of one size."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    CHUNK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CHUNK_SHA256S_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run that they are of."""
+    base_model: _builtins.str
+    """Names the base model."""
+    version: _builtins.int
+    """Gives the number of optimizer steps that made the weights."""
+    chunk_size_bytes: _builtins.int
+    """Gives the size of a chunk; the last one may be shorter."""
+    chunk_sha256s: _builtins.bytes
+    """Holds the SHA-256 of each chunk, 32 bytes each, one behind another; empty where memory is named
+    and no chunks follow.
+    """
+    @_builtins.property
+    def adapter(self) -> _models_pb2.AdapterConfig:
+        """Says what is trained, all defaults filled in."""
+
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightTensor]:
+        """Lists the tensors in the order of their numbers."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        base_model: _builtins.str = ...,
+        adapter: _models_pb2.AdapterConfig | None = ...,
+        version: _builtins.int = ...,
+        tensors: _abc.Iterable[Global___WeightTensor] | None = ...,
+        chunk_size_bytes: _builtins.int = ...,
+        chunk_sha256s: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "chunk_sha256s", b"chunk_sha256s", "chunk_size_bytes", b"chunk_size_bytes", "run", b"run", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightIndex: _TypeAlias = WeightIndex  # noqa: Y015
+
+@_typing.final
+class WeightTensor(_message.Message):
+    """Describes one tensor of weights: row-major, little-endian float32."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the tensor: PEFT's name for an adapter, else that of the Hugging Face state dict."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Gives its shape."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightTensor: _TypeAlias = WeightTensor  # noqa: Y015

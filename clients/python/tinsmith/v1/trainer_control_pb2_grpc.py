@@ -53,6 +53,16 @@ class TrainerControlServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunResponse.FromString,
                 _registered_method=True)
+        self.ForkRun = channel.unary_unary(
+                '/tinsmith.v1.TrainerControlService/ForkRun',
+                request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunResponse.FromString,
+                _registered_method=True)
+        self.SetHistoryRetention = channel.unary_unary(
+                '/tinsmith.v1.TrainerControlService/SetHistoryRetention',
+                request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionResponse.FromString,
+                _registered_method=True)
         self.ListRunStatuses = channel.unary_unary(
                 '/tinsmith.v1.TrainerControlService/ListRunStatuses',
                 request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ListRunStatusesRequest.SerializeToString,
@@ -67,6 +77,11 @@ class TrainerControlServiceStub:
                 '/tinsmith.v1.TrainerControlService/ExportWeights',
                 request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsResponse.FromString,
+                _registered_method=True)
+        self.ReadWeights = channel.unary_stream(
+                '/tinsmith.v1.TrainerControlService/ReadWeights',
+                request_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsResponse.FromString,
                 _registered_method=True)
 
 
@@ -111,6 +126,42 @@ class TrainerControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForkRun(self, request, context):
+        """Makes a run that was adopted, and has no operations, the copy of another run as it was after an
+        optimizer step. Pods only.
+
+        Copies operations, and the snapshot that a replay of them begins with. The run is restored from
+        them like any other, when it is first used. The source may be held by any trainer on the same
+        ledger, or by none. Repeating it changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run, or its ledger does not know
+        the source.
+        * `NOT_FOUND` (`STEP_NOT_FOUND`): the source has no such step.
+        * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source did there is not kept any more.
+        * `ABORTED` (`ABORTED`): a higher epoch holds the run.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetHistoryRetention(self, request, context):
+        """Sets how long the past of a run is kept. Pods only.
+
+        Any trainer on the ledger of the run does. Repeating it changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the ledger does not know the run.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the time is missing, or shorter than 25 h.
+        * `ABORTED` (`ABORTED`): the run is held under another epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRunStatuses(self, request, context):
         """Says how the runs of a project stand that have operations under way. Pods only.
 
@@ -142,13 +193,33 @@ class TrainerControlServiceServicer:
     def ExportWeights(self, request, context):
         """Makes the current weights of a run readable by samplers in other processes. Pods only.
 
-        Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
+        Keeps a copy in memory that `ReadWeights` reads, or writes a sampler checkpoint, as the request
+        says; either once for each state of the weights. A trainer that keeps no copies in memory, or
+        none as large, answers with a checkpoint.
 
         Errors:
         * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
         * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadWeights(self, request, context):
+        """Reads weights that `ExportWeights` keeps in memory, in chunks. Pods only.
+
+        The first message describes the weights; chunks follow in the order of their offsets. A stream
+        that was cut is continued by a call with the offset up to which chunks have arrived. Weights
+        are immutable under their name. Those that newer ones replaced are kept for a minute, or less
+        where their memory is needed; a stream that has begun is not ended by that.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
+        * `UNAVAILABLE` (`VERSION_NOT_LOADED`): the weights are no longer kept; export the newest ones.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `offset` is not where a chunk begins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +238,16 @@ def add_TrainerControlServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunResponse.SerializeToString,
             ),
+            'ForkRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkRun,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunResponse.SerializeToString,
+            ),
+            'SetHistoryRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHistoryRetention,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionResponse.SerializeToString,
+            ),
             'ListRunStatuses': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunStatuses,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ListRunStatusesRequest.FromString,
@@ -181,6 +262,11 @@ def add_TrainerControlServiceServicer_to_server(servicer, server):
                     servicer.ExportWeights,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsResponse.SerializeToString,
+            ),
+            'ReadWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadWeights,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -245,6 +331,60 @@ class TrainerControlService:
             '/tinsmith.v1.TrainerControlService/ReleaseRun',
             tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__control__pb2.ReleaseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerControlService/ForkRun',
+            tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__control__pb2.ForkRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHistoryRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerControlService/SetHistoryRetention',
+            tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__control__pb2.SetHistoryRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -326,6 +466,33 @@ class TrainerControlService:
             '/tinsmith.v1.TrainerControlService/ExportWeights',
             tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__control__pb2.ExportWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tinsmith.v1.TrainerControlService/ReadWeights',
+            tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__control__pb2.ReadWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

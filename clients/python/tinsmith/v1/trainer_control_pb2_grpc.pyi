@@ -64,6 +64,34 @@ class TrainerControlServiceStub:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
+    ForkRun: _grpc.UnaryUnaryMultiCallable[_trainer_control_pb2.ForkRunRequest, _trainer_control_pb2.ForkRunResponse]
+    """Makes a run that was adopted, and has no operations, the copy of another run as it was after an
+    optimizer step. Pods only.
+
+    Copies operations, and the snapshot that a replay of them begins with. The run is restored from
+    them like any other, when it is first used. The source may be held by any trainer on the same
+    ledger, or by none. Repeating it changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run, or its ledger does not know
+      the source.
+    * `NOT_FOUND` (`STEP_NOT_FOUND`): the source has no such step.
+    * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source did there is not kept any more.
+    * `ABORTED` (`ABORTED`): a higher epoch holds the run.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+    """
+    SetHistoryRetention: _grpc.UnaryUnaryMultiCallable[_trainer_control_pb2.SetHistoryRetentionRequest, _trainer_control_pb2.SetHistoryRetentionResponse]
+    """Sets how long the past of a run is kept. Pods only.
+
+    Any trainer on the ledger of the run does. Repeating it changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the ledger does not know the run.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the time is missing, or shorter than 25 h.
+    * `ABORTED` (`ABORTED`): the run is held under another epoch.
+    """
     ListRunStatuses: _grpc.UnaryUnaryMultiCallable[_trainer_control_pb2.ListRunStatusesRequest, _trainer_control_pb2.ListRunStatusesResponse]
     """Says how the runs of a project stand that have operations under way. Pods only.
 
@@ -87,13 +115,29 @@ class TrainerControlServiceStub:
     ExportWeights: _grpc.UnaryUnaryMultiCallable[_trainer_control_pb2.ExportWeightsRequest, _trainer_control_pb2.ExportWeightsResponse]
     """Makes the current weights of a run readable by samplers in other processes. Pods only.
 
-    Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
+    Keeps a copy in memory that `ReadWeights` reads, or writes a sampler checkpoint, as the request
+    says; either once for each state of the weights. A trainer that keeps no copies in memory, or
+    none as large, answers with a checkpoint.
 
     Errors:
     * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+    """
+    ReadWeights: _grpc.UnaryStreamMultiCallable[_trainer_control_pb2.ReadWeightsRequest, _trainer_control_pb2.ReadWeightsResponse]
+    """Reads weights that `ExportWeights` keeps in memory, in chunks. Pods only.
+
+    The first message describes the weights; chunks follow in the order of their offsets. A stream
+    that was cut is continued by a call with the offset up to which chunks have arrived. Weights
+    are immutable under their name. Those that newer ones replaced are kept for a minute, or less
+    where their memory is needed; a stream that has begun is not ended by that.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
+    * `UNAVAILABLE` (`VERSION_NOT_LOADED`): the weights are no longer kept; export the newest ones.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `offset` is not where a chunk begins.
     """
 
 @_typing.type_check_only
@@ -131,6 +175,34 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
+    ForkRun: _aio.UnaryUnaryMultiCallable[_trainer_control_pb2.ForkRunRequest, _trainer_control_pb2.ForkRunResponse]  # type: ignore[assignment]
+    """Makes a run that was adopted, and has no operations, the copy of another run as it was after an
+    optimizer step. Pods only.
+
+    Copies operations, and the snapshot that a replay of them begins with. The run is restored from
+    them like any other, when it is first used. The source may be held by any trainer on the same
+    ledger, or by none. Repeating it changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run, or its ledger does not know
+      the source.
+    * `NOT_FOUND` (`STEP_NOT_FOUND`): the source has no such step.
+    * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source did there is not kept any more.
+    * `ABORTED` (`ABORTED`): a higher epoch holds the run.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+    """
+    SetHistoryRetention: _aio.UnaryUnaryMultiCallable[_trainer_control_pb2.SetHistoryRetentionRequest, _trainer_control_pb2.SetHistoryRetentionResponse]  # type: ignore[assignment]
+    """Sets how long the past of a run is kept. Pods only.
+
+    Any trainer on the ledger of the run does. Repeating it changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the ledger does not know the run.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the time is missing, or shorter than 25 h.
+    * `ABORTED` (`ABORTED`): the run is held under another epoch.
+    """
     ListRunStatuses: _aio.UnaryUnaryMultiCallable[_trainer_control_pb2.ListRunStatusesRequest, _trainer_control_pb2.ListRunStatusesResponse]  # type: ignore[assignment]
     """Says how the runs of a project stand that have operations under way. Pods only.
 
@@ -154,13 +226,29 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     ExportWeights: _aio.UnaryUnaryMultiCallable[_trainer_control_pb2.ExportWeightsRequest, _trainer_control_pb2.ExportWeightsResponse]  # type: ignore[assignment]
     """Makes the current weights of a run readable by samplers in other processes. Pods only.
 
-    Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
+    Keeps a copy in memory that `ReadWeights` reads, or writes a sampler checkpoint, as the request
+    says; either once for each state of the weights. A trainer that keeps no copies in memory, or
+    none as large, answers with a checkpoint.
 
     Errors:
     * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+    """
+    ReadWeights: _aio.UnaryStreamMultiCallable[_trainer_control_pb2.ReadWeightsRequest, _trainer_control_pb2.ReadWeightsResponse]  # type: ignore[assignment]
+    """Reads weights that `ExportWeights` keeps in memory, in chunks. Pods only.
+
+    The first message describes the weights; chunks follow in the order of their offsets. A stream
+    that was cut is continued by a call with the offset up to which chunks have arrived. Weights
+    are immutable under their name. Those that newer ones replaced are kept for a minute, or less
+    where their memory is needed; a stream that has begun is not ended by that.
+
+    Errors:
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
+    * `UNAVAILABLE` (`VERSION_NOT_LOADED`): the weights are no longer kept; export the newest ones.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `offset` is not where a chunk begins.
     """
 
 class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -209,6 +297,46 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ForkRun(
+        self,
+        request: _trainer_control_pb2.ForkRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_control_pb2.ForkRunResponse, _abc.Awaitable[_trainer_control_pb2.ForkRunResponse]]:
+        """Makes a run that was adopted, and has no operations, the copy of another run as it was after an
+        optimizer step. Pods only.
+
+        Copies operations, and the snapshot that a replay of them begins with. The run is restored from
+        them like any other, when it is first used. The source may be held by any trainer on the same
+        ledger, or by none. Repeating it changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run, or its ledger does not know
+          the source.
+        * `NOT_FOUND` (`STEP_NOT_FOUND`): the source has no such step.
+        * `FAILED_PRECONDITION` (`STEP_EXPIRED`): what the source did there is not kept any more.
+        * `ABORTED` (`ABORTED`): a higher epoch holds the run.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def SetHistoryRetention(
+        self,
+        request: _trainer_control_pb2.SetHistoryRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_control_pb2.SetHistoryRetentionResponse, _abc.Awaitable[_trainer_control_pb2.SetHistoryRetentionResponse]]:
+        """Sets how long the past of a run is kept. Pods only.
+
+        Any trainer on the ledger of the run does. Repeating it changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the ledger does not know the run.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the time is missing, or shorter than 25 h.
+        * `ABORTED` (`ABORTED`): the run is held under another epoch.
+        """
+
+    @_abc_1.abstractmethod
     def ListRunStatuses(
         self,
         request: _trainer_control_pb2.ListRunStatusesRequest,
@@ -248,13 +376,35 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trainer_control_pb2.ExportWeightsResponse, _abc.Awaitable[_trainer_control_pb2.ExportWeightsResponse]]:
         """Makes the current weights of a run readable by samplers in other processes. Pods only.
 
-        Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
+        Keeps a copy in memory that `ReadWeights` reads, or writes a sampler checkpoint, as the request
+        says; either once for each state of the weights. A trainer that keeps no copies in memory, or
+        none as large, answers with a checkpoint.
 
         Errors:
         * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
         * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadWeights(
+        self,
+        request: _trainer_control_pb2.ReadWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_trainer_control_pb2.ReadWeightsResponse], _abc.AsyncIterator[_trainer_control_pb2.ReadWeightsResponse]]:
+        """Reads weights that `ExportWeights` keeps in memory, in chunks. Pods only.
+
+        The first message describes the weights; chunks follow in the order of their offsets. A stream
+        that was cut is continued by a call with the offset up to which chunks have arrived. Weights
+        are immutable under their name. Those that newer ones replaced are kept for a minute, or less
+        where their memory is needed; a stream that has begun is not ended by that.
+
+        Errors:
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
+        * `UNAVAILABLE` (`VERSION_NOT_LOADED`): the weights are no longer kept; export the newest ones.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `offset` is not where a chunk begins.
         """
 
 def add_TrainerControlServiceServicer_to_server(servicer: TrainerControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

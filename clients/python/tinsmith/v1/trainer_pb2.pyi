@@ -466,9 +466,13 @@ class ForwardResponse(_message.Message):
 
         The losses with `logprobs` add means over the tokens whose advantage is not 0: `ratio:mean`,
         `kl_v1:mean` (of q - lp) and `kl_v2:mean` (of (q - lp)^2 / 2), which estimate KL(sampler ||
-        trainer), and `entropy:mean` (of -lp). Those with clip bounds add `clip_fraction:mean`, the
-        share of tokens whose ratio is above the upper bound with an advantage above 0, or below the
-        lower one with an advantage below 0; `gspo` adds `sequence_ratio:mean`, over datums.
+        trainer), and `entropy:mean` (of -lp). `ratio:max` and `ratio_tail_fraction:mean` (tokens beyond
+        a factor of 2, up or down) describe the tails, `mismatch:max` is the largest |q - lp|, and
+        `zero_advantage_fraction:mean` the share of datums without an advantage. Those with clip bounds
+        add `clip_high_fraction:mean`, the share of tokens whose ratio is above the upper bound with an
+        advantage above 0, `clip_low_fraction:mean`, the share of those below the lower one with an
+        advantage below 0, and their sum, `clip_fraction:mean`; `gspo` adds `sequence_ratio:mean`, over
+        datums.
 
         A custom loss has its own, `custom/<name>:sum` and `custom/<name>:mean`, over datums; there
         `num_loss_tokens:sum` counts the tokens whose log-probability has a derivative that is not 0.

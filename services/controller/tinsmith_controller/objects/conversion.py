@@ -21,7 +21,8 @@ from tinsmith_jobs.naming import (
 from tinsmith_jobs.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
 from tinsmith_jobs.plan.termination import MAX_PROBLEM
 from tinsmith_jobs.quantities import QuantityError, Resources
-from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
+from tinsmith_jobs.spec_codec import decode_job, decode_pool, is_left_alone
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status_codec import decode_status, decode_time
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"

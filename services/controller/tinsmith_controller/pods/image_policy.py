@@ -54,10 +54,14 @@ def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Seque
     """
     if EVERYTHING in trusted_images:
         return ""
-    for field, name in (
-        ("checkpoint.secretRef", job.checkpoint.secret),
-        ("model.hubTokenSecretRef", job.model.hub_token_secret if job.model else ""),
-    ):
+    asked = [("checkpoint.secretRef", job.checkpoint.secret)]
+    models = [("model", job.model), *((f"roles.agents {a.name}", a.model) for a in job.agents)]
+    asked += [
+        (f"{where}.hubTokenSecretRef", model.hub_token_secret)
+        for where, model in models
+        if model is not None
+    ]
+    for field, name in asked:
         if name and (name in own_secrets or is_key_secret(name)):
             return f"spec.{field} may not name the Secret {name} of the deployment"
     for role in job.roles:

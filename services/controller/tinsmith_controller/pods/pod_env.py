@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinsmith.driver.agents import agent_key_variable
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import (
     CACHE,
@@ -17,12 +18,20 @@ from tinsmith_controller.pods.pod_volumes import (
     model_path,
 )
 from tinsmith_controller.pods.workload_context import WorkloadContext
-from tinsmith_jobs.method import describe_method
-from tinsmith_jobs.naming import job_resource, pod_keys_name, secret_name, worker_id
+from tinsmith_jobs.method import describe_agents, describe_method
+from tinsmith_jobs.naming import (
+    flat_role,
+    job_resource,
+    key_entry,
+    pod_keys_name,
+    secret_name,
+    worker_id,
+)
 from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     ENVIRONMENT,
+    FULL,
     SAMPLER,
     TRAINER,
     VLLM,
@@ -35,8 +44,6 @@ from tinsmith_jobs.status import Assignment
 
 SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})
-API_KEY = "api-key"
-"""Of the secret with a key of a job."""
 _STORE_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -46,9 +53,9 @@ _STORE_VARIABLES = (
 )
 
 
-def pod_key_entry(kind: str) -> str:
-    """Return which entry of a workload's secret is the key of its pods of a kind."""
-    return f"{kind}-key"
+def pod_key_entry(role: Role) -> str:
+    """Return which entry of a workload's secret is the key of the pods of a role."""
+    return f"{flat_role(role.name)}-key"
 
 
 def variables_of(
@@ -76,8 +83,8 @@ def _server_env(
     spec = owner.spec
     env = [
         _value("TINSMITH_SCHEDULER_ADDRESS", deployment.scheduler_address),
-        _secret("TINSMITH_POD_KEY", pod_keys_name(owner.key.name), pod_key_entry(role.kind)),
-        _value("TINSMITH_POOL", owner.pool),
+        _secret("TINSMITH_POD_KEY", pod_keys_name(owner.key.name), pod_key_entry(role)),
+        _value("TINSMITH_POOL", owner.pool_of(role.agent)),
         _on_pod_address("TINSMITH_LISTEN_ADDRESS", PORTS[role.kind]),
         _on_pod_address("TINSMITH_METRICS_ADDRESS", METRICS_PORT),
         _value(
@@ -97,13 +104,14 @@ def _server_env(
         env.append(_value("TINSMITH_DEDICATED_CHECKPOINT", spec.serve_checkpoint))
     if role.engine == VLLM:
         env.append(_value("TINSMITH_ENGINE", VLLM))
-    if role.kind in MODEL_KINDS and spec.model is not None:
+    model = spec.model_of(role)
+    if role.kind in MODEL_KINDS and model is not None:
         env += [
-            _value("TINSMITH_BASE_MODELS", f"{spec.model.name}={model_path(spec.model)}"),
+            _value("TINSMITH_BASE_MODELS", f"{model.name}={model_path(model)}"),
             _value("TINSMITH_STORAGE_URI", _storage_uri(spec, deployment)),
             _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
-            _value("TINSMITH_DTYPE", spec.model.dtype),
-            *_hub_env(spec.model),
+            _value("TINSMITH_DTYPE", model.dtype),
+            *_hub_env(model),
             *_store_env(spec),
         ]
     if role.kind in (TRAINER, COORDINATOR):
@@ -111,7 +119,7 @@ def _server_env(
         if deployment.database_secret:
             key = f"{role.kind}-database-url"
             env.append(_secret("TINSMITH_DATABASE_URL", deployment.database_secret, key))
-    if role.kind == TRAINER and role.gpus > 1 and _trains_adapters(spec):
+    if role.kind == TRAINER and role.gpus > 1 and spec.adapter_of(role).type != FULL:
         env.append(_value("TINSMITH_SHARD_BASE", "true"))
     return env
 
@@ -122,26 +130,31 @@ def _client_env(
     epoch = assignment.epoch if role.kind == DRIVER else None
     address = deployment.gateway_address
     url = address if "://" in address else f"http://{address}"
-    key = secret_name(owner.key.name, epoch)
+    secret, entry = secret_name(owner.key.name, epoch), key_entry(role.agent)
     env = [
         _value("TINSMITH_ADDRESS", deployment.gateway_address),
-        _secret("TINSMITH_API_KEY", key, API_KEY),
+        _secret("TINSMITH_API_KEY", secret, entry),
         _value("TINSMITH_PROJECT", owner.project),
         _value("TINSMITH_JOB", job_resource(owner.project, owner.key.name)),
         _value("TINSMITH_JOB_UID", owner.uid),
         _value("OPENAI_BASE_URL", f"{url}/v1"),
-        _secret("OPENAI_API_KEY", key, API_KEY),
+        _secret("OPENAI_API_KEY", secret, entry),
     ]
+    spec = owner.spec
+    assert isinstance(spec, JobSpec)
+    if spec.agents:
+        agents = describe_agents(spec, model=owner.model_name, address=address)
+        env.append(_value("TINSMITH_JOB_AGENTS", agents))
+    if role.agent:
+        env.append(_value("TINSMITH_JOB_AGENT", role.agent))
     if role.kind == DRIVER:
-        spec = owner.spec
-        assert isinstance(spec, JobSpec)
         method = describe_method(spec, model=owner.model_name, data=data_path(spec.data))
         env.append(_value("TINSMITH_JOB_METHOD", method))
+        env += [
+            _secret(agent_key_variable(agent.name), secret, key_entry(agent.name))
+            for agent in spec.agents
+        ]
     return env
-
-
-def _trains_adapters(spec: JobSpec | PoolSpec) -> bool:
-    return not isinstance(spec, JobSpec) or spec.adapter_type == "lora"
 
 
 def _storage_uri(spec: JobSpec | PoolSpec, deployment: Deployment) -> str:

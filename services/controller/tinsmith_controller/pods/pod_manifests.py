@@ -15,14 +15,13 @@ from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
 from tinsmith_controller.pods.pod_env import (
-    API_KEY,
     MODEL_KINDS,
     SERVER_KINDS,
     pod_key_entry,
     variables_of,
 )
 from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
-from tinsmith_controller.pods.workload_context import WorkloadContext, is_group
+from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import (
     COMPONENT_LABEL,
     EPOCH_LABEL,
@@ -37,6 +36,7 @@ from tinsmith_jobs.naming import (
     VERSION,
     WORKLOAD_LABEL,
     flat_role,
+    key_entry,
     pod_keys_name,
     secret_name,
     service_name,
@@ -102,7 +102,7 @@ def make_pod(
         pod["affinity"] = _pinned_to(assignment.node)
     elif owner.spec.scheduling.rules.node_selector:
         pod["nodeSelector"] = dict(owner.spec.scheduling.rules.node_selector)
-    if is_group(owner.spec, role):
+    if owner.spec.is_group(role):
         pod["hostname"] = assignment.pod
         pod["subdomain"] = service_name(owner.key.name, role.name)
     return {
@@ -164,32 +164,40 @@ def make_services(owner: WorkloadContext) -> list[dict[str, Any]]:
             },
         }
         for role in owner.spec.roles
-        if is_group(owner.spec, role)
+        if owner.spec.is_group(role)
     ]
 
 
-def make_key_secret(owner: WorkloadContext, epoch: int | None, api_key: str) -> dict[str, Any]:
-    """Return the secret with a key of a job; see `naming.secret_name`."""
-    return _secret_of(owner, secret_name(owner.key.name, epoch), {API_KEY: api_key})
+def make_key_secret(
+    owner: WorkloadContext, epoch: int | None, api_keys: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the secret with keys of a job; see `naming.secret_name`.
+
+    Args:
+        owner: The job.
+        epoch: Of the driver that gets them; None for those of the agents' workers.
+        api_keys: Keys by agent; the empty name is the driver's own.
+    """
+    content = {key_entry(agent): key for agent, key in api_keys.items()}
+    return _secret_of(owner, secret_name(owner.key.name, epoch), content)
 
 
 def make_pod_keys_secret(owner: WorkloadContext, deployment: Deployment) -> dict[str, Any]:
     """Return the secret with the keys of a workload's pods, each for its kind, namespace and pool.
 
-    A pod is given its own entry alone. So what it holds opens no other role and no other job.
+    A pod is given its own entry alone. So what it holds opens no other role, no other agent and no
+    other job.
     """
-    kinds = sorted({role.kind for role in owner.spec.roles} & SERVER_KINDS)
     keys = {
-        kind: PodKey.derive(
-            deployment.pod_root, PodIdentity(PodRole(kind), owner.key.namespace, owner.pool)
+        pod_key_entry(role): PodKey.derive(
+            deployment.pod_root,
+            PodIdentity(PodRole(role.kind), owner.key.namespace, owner.pool_of(role.agent)),
         )
-        for kind in kinds
+        for role in sorted(owner.spec.roles, key=lambda role: role.name)
+        if role.kind in SERVER_KINDS
     }
-    return _secret_of(
-        owner,
-        pod_keys_name(owner.key.name),
-        {pod_key_entry(kind): str(key) for kind, key in keys.items()},
-    )
+    content = {entry: str(key) for entry, key in keys.items()}
+    return _secret_of(owner, pod_keys_name(owner.key.name), content)
 
 
 def _secret_of(owner: WorkloadContext, name: str, content: Mapping[str, str]) -> dict[str, Any]:
@@ -280,7 +288,7 @@ def _image(role: Role) -> str:
 
 
 def _is_follower(owner: WorkloadContext, role: Role, assignment: Assignment) -> bool:
-    return is_group(owner.spec, role) and assignment.index > 0
+    return owner.spec.is_group(role) and assignment.index > 0
 
 
 def _probes(port: int, deployment: Deployment) -> dict[str, Any]:
@@ -316,10 +324,10 @@ def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> di
 def _command(owner: WorkloadContext, role: Role, assignment: Assignment) -> list[str]:
     """Return how a trainer of several ranks is started; others have their image's entry point."""
     num_ranks = max(1, role.gpus)
-    if role.kind != TRAINER or (num_ranks == 1 and not is_group(owner.spec, role)):
+    if role.kind != TRAINER or (num_ranks == 1 and not owner.spec.is_group(role)):
         return []
     command = ["torchrun", "--nproc-per-node", str(num_ranks), "--max-restarts", "0"]
-    if is_group(owner.spec, role):
+    if owner.spec.is_group(role):
         service = service_name(owner.key.name, role.name)
         first = next(
             entry.pod for entry in owner.assignments if (entry.role, entry.index) == (role.name, 0)

@@ -63,7 +63,7 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
         volumes.append({"name": "certificates", "secret": {"secretName": name}})
     if role.kind in (TRAINER, COORDINATOR):
         volumes.append({"name": "data", "emptyDir": {}})
-    model = owner.spec.model
+    model = owner.spec.model_of(role)
     if role.kind in (TRAINER, SAMPLER) and model is not None:
         if model.source.startswith("pvc://"):
             claim = model.source.removeprefix("pvc://").partition("/")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinsmith_jobs.naming import NamespacedName, pool_id
-from tinsmith_jobs.spec import TRAINER, JobSpec, PoolSpec, Role
+from tinsmith_jobs.spec import JobSpec, PoolSpec, Role
 from tinsmith_jobs.status import Assignment
 
 
@@ -29,24 +29,21 @@ class WorkloadContext:
     assignments: tuple[Assignment, ...]
     model_name: str = ""
 
-    @property
-    def pool(self) -> str:
-        """The pool that its pods register in; empty for those that others use too."""
-        is_own = isinstance(self.spec, JobSpec) and not self.spec.is_serving
-        return pool_id(self.key.name, self.uid) if is_own else ""
+    def pool_of(self, agent: str = "") -> str:
+        """Return the pool of the pods of an agent, or of those of the whole workload.
+
+        Empty for pods that others use too. An agent without trainers and samplers of its own is in
+        the pool of its job.
+        """
+        spec = self.spec
+        if not isinstance(spec, JobSpec) or spec.is_serving:
+            return ""
+        found = spec.agent(agent)
+        has_own_pods = found is not None and found.has_own_pods
+        return pool_id(self.key.name, self.uid, agent if has_own_pods else "")
 
     def role(self, name: str) -> Role:
         """Return a role that the workload has."""
         role = self.spec.role(name)
         assert role is not None, f"{self.key} has no role {name}"
         return role
-
-
-def is_group(spec: JobSpec | PoolSpec, role: Role) -> bool:
-    """Whether the pods of a role are ranks of one process group."""
-    return (
-        isinstance(spec, JobSpec)
-        and role.kind == TRAINER
-        and spec.adapter_type == "full"
-        and role.replicas > 1
-    )

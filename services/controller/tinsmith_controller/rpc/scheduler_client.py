@@ -54,15 +54,24 @@ class SchedulerClient(Protocol):
     """The scheduler, as far as jobs are concerned."""
 
     def settle_keys(
-        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
-    ) -> Mapping[int | None, str]:
-        """Make the keys of some epochs good, and all others of the job bad; return the good ones.
+        self,
+        job: JobIdentity,
+        epochs: frozenset[int | None],
+        *,
+        generation: int,
+        pools: Mapping[str, str],
+    ) -> Mapping[int | None, Mapping[str, str]]:
+        """Make the keys of some epochs good, and all others of the job bad.
 
         Args:
             job: Whose keys.
-            epochs: Of drivers; None is the key of the agents.
-            generation: Tells the agents' key from those of times before.
-            pool: That the keys are bound to; empty for none.
+            epochs: Of drivers; None means the keys of the agents' workers.
+            generation: Tells the workers' keys from those of times before.
+            pools: The pool that a key is bound to, by agent; the empty name is the job itself.
+
+        Returns:
+            The good keys, by epoch and agent. A driver has its own, whose name is empty, and one
+            of each agent. Workers have that of their agent.
 
         Raises:
             KeySpentError: If one was made bad before.
@@ -122,29 +131,38 @@ class GrpcSchedulerClient:
         self._channel.close()
 
     def settle_keys(
-        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
-    ) -> Mapping[int | None, str]:
+        self,
+        job: JobIdentity,
+        epochs: frozenset[int | None],
+        *,
+        generation: int,
+        pools: Mapping[str, str],
+    ) -> Mapping[int | None, Mapping[str, str]]:
         """See `SchedulerClient`; bad keys are refused before good ones are made."""
         known_keys = self._good_keys(job.name)
         known_ids = {known.name.rpartition("/")[2] for known in known_keys}
-        wanted: dict[int | None, ApiKey] = {}
+        wanted: dict[tuple[int | None, str], ApiKey] = {}
         for epoch in epochs:
-            seed = _seed(job.uid, epoch, generation)
-            candidates = [derive_job_key(root, seed) for root in self._roots]
-            # A job that began before the root secret was rotated keeps its key.
-            in_use = (key for key in candidates if key.key_id in known_ids)
-            wanted[epoch] = next(in_use, candidates[0])
+            for agent in pools:
+                if epoch is None and not agent:
+                    continue
+                seed = _seed(job.uid, epoch, generation, agent)
+                candidates = [derive_job_key(root, seed) for root in self._roots]
+                # A job that began before the root secret was rotated keeps its key.
+                in_use = (key for key in candidates if key.key_id in known_ids)
+                wanted[epoch, agent] = next(in_use, candidates[0])
         ids = {key.key_id for key in wanted.values()}
         # Those of jobs that had the name before are bad too.
         for known in known_keys:
             if known.name.rpartition("/")[2] not in ids:
                 self.revoke(known.name)
-        for epoch, key in wanted.items():
-            if self._call(
-                "EnsureJobKey", _ensure(job, key, pool, "agent" if epoch is None else "member")
-            ).revoked:
+        found: dict[int | None, dict[str, str]] = {}
+        for (epoch, agent), key in wanted.items():
+            role = "agent" if epoch is None else "member"
+            if self._call("EnsureJobKey", _ensure(job, key, pools[agent], role)).revoked:
                 raise KeySpentError(epoch)
-        return {epoch: str(key) for epoch, key in wanted.items()}
+            found.setdefault(epoch, {})[agent] = str(key)
+        return found
 
     def key_holders(self) -> Mapping[str, JobIdentity]:
         """See `SchedulerClient`."""
@@ -205,9 +223,10 @@ class GrpcSchedulerClient:
             raise SchedulerError(f"the scheduler refuses {method}: {_sentence(error)}") from error
 
 
-def _seed(uid: str, epoch: int | None, generation: int) -> str:
-    """Return what a key is derived from: one for each driver, one for the players of a time."""
-    return f"{uid}/agents/{generation}" if epoch is None else f"{uid}/driver/{epoch}"
+def _seed(uid: str, epoch: int | None, generation: int, agent: str) -> str:
+    """Return what a key is derived from: that of a driver or of workers, by agent."""
+    holder = f"{uid}/agents/{generation}" if epoch is None else f"{uid}/driver/{epoch}"
+    return f"{holder}/{agent}" if agent else holder
 
 
 def _ensure(job: JobIdentity, key: ApiKey, pool: str, role: str) -> job_pb2.EnsureJobKeyRequest:
@@ -237,6 +256,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
         message=entry.message,
         has_succeeded=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_SUCCEEDED,
         has_failed=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_FAILED,
+        has_diverged=entry.replay_diverged,
     )
 
 

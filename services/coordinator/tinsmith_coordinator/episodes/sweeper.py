@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 import sqlalchemy as sa
 
@@ -33,6 +35,16 @@ _TIDY_INTERVAL_S = 60.0
 _COUNT_INTERVAL_S = 5.0
 
 
+class Keeper(Protocol):
+    """Looks after the time limits of something else that the coordinator keeps."""
+
+    async def expire(self) -> float:
+        """End what is over; return the time until the next limit."""
+
+    async def tidy(self) -> None:
+        """Remove what ended long ago."""
+
+
 class Sweeper:
     """Looks after leases and retention in the background.
 
@@ -41,6 +53,7 @@ class Sweeper:
         clock: The time, within a transaction.
         interval_s: Longest pause between two looks.
         retention_s: How long an episode is kept after its end.
+        keepers: Looked after along with the episodes.
     """
 
     def __init__(
@@ -51,12 +64,14 @@ class Sweeper:
         clock: Clock,
         interval_s: float,
         retention_s: float,
+        keepers: Sequence[Keeper] = (),
     ) -> None:
         self._database = database
         self._bells = bells
         self._clock = clock
         self._interval_s = interval_s
         self._retention_s = retention_s
+        self._keepers = keepers
         self._task: asyncio.Task[None] | None = None
         self._tidied_s = float("-inf")
         self._counted_s = float("-inf")
@@ -100,12 +115,14 @@ class Sweeper:
         while True:
             pause_s = self._interval_s
             try:
-                pause_s = min(await self.expire(), self._interval_s)
+                pauses_s = [await keeper.expire() for keeper in (self, *self._keepers)]
+                pause_s = min(*pauses_s, self._interval_s)
                 if loop.time() - self._counted_s > _COUNT_INTERVAL_S:
                     await self._database.read(_count_open)
                     self._counted_s = loop.time()
                 if loop.time() - self._tidied_s > _TIDY_INTERVAL_S:
-                    await self.tidy()
+                    for keeper in (self, *self._keepers):
+                        await keeper.tidy()
                     self._tidied_s = loop.time()
             except TinsmithError as error:
                 logger.warning("leases cannot be looked after", extra={"reason": error.reason})

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tinsmith.names import EpisodeName, ProjectName
+from tinsmith.names import EpisodeName
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
 from tinsmith_coordinator.episodes.episodes import Episodes
 from tinsmith_coordinator.episodes.leases import Leases
 from tinsmith_coordinator.rpc import call_codec, codec
+from tinsmith_coordinator.rpc.projects import own_project
 from tinsmith_coordinator.store import episode_store
 from tinsmith_coordinator.store.records import Episode, StoredCall
-from tinsmith_runtime.errors import NotFoundError
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import (
     check_text,
@@ -41,7 +41,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def CreateEpisodes(
         self, request: episode_pb2.CreateEpisodesRequest, context: Context
     ) -> episode_pb2.CreateEpisodesResponse:
-        project = _own_project(request.parent)
+        project = own_project(request.parent)
         identity = await asyncio.to_thread(decode_identity, request, project)
         new = await asyncio.to_thread(codec.decode_new_episodes, request, project)
         created = await self._episodes.create(new, identity)
@@ -52,7 +52,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def ClaimEpisode(
         self, request: episode_pb2.ClaimEpisodeRequest, context: Context
     ) -> episode_pb2.ClaimEpisodeResponse:
-        project = _own_project(request.parent)
+        project = own_project(request.parent)
         claim = codec.decode_claim(request, project)
         answer = await self._leases.claim(claim, decode_identity(request, project))
         return codec.encode_claimed(answer, timeout_s=claim.timeout_s)
@@ -83,7 +83,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def CancelEpisodes(
         self, request: episode_pb2.CancelEpisodesRequest, context: Context
     ) -> episode_pb2.CancelEpisodesResponse:
-        project = _own_project(request.parent)
+        project = own_project(request.parent)
         names = codec.decode_cancelled(request, project)
         queue = codec.decode_queue(request.queue)
         num_cancelled, revision = await self._episodes.cancel(project, names, queue)
@@ -100,7 +100,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
         self, request: episode_pb2.ListEpisodesRequest, context: Context
     ) -> episode_pb2.ListEpisodesResponse:
         page = await self._episodes.list_page(
-            _own_project(request.parent),
+            own_project(request.parent),
             page_size=decode_page_size(request.page_size),
             before_serial=decode_page_token(request.parent, request.page_token),
             queue=codec.decode_queue(request.queue) if request.queue else "",
@@ -114,7 +114,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def WatchEpisodes(
         self, request: episode_pb2.WatchEpisodesRequest, context: Context
     ) -> AsyncIterator[episode_pb2.Episode]:
-        project = _own_project(request.parent)
+        project = own_project(request.parent)
         queue = codec.decode_queue(request.queue)
         after_revision = codec.decode_revision(request.after_revision)
         async for episode, calls in self._episodes.watch(project, queue, after_revision):
@@ -134,14 +134,6 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     ) -> episode_pb2.Episode:
         key = codec.decode_key(request.api_key)
         return codec.encode_episode(await self._leases.verify_key(key))
-
-
-def _own_project(parent: str) -> str:
-    project = parse_name(ProjectName, parent, "parent").project
-    current_caller().require_project(
-        project, lambda: NotFoundError(f"project {project} does not exist", parent=project)
-    )
-    return project
 
 
 def _own_episode(value: str) -> EpisodeName:

@@ -59,6 +59,8 @@ class ImageInput:
     """[height, width, 3]; None until it is placed."""
     grid: tuple[int, int] = (0, 0)
     """Rows and columns of placeholder tokens; zeros until it is placed."""
+    expected_tokens: int | None = None
+    """What the request takes `num_tokens` to be; None if it does not say."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +83,11 @@ class ImageRules:
     max_pixels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def token_side_pixels(self) -> int:
+        """Pixels along a side of a token."""
+        return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tinsmith.tensors import TensorFormatError, decode_tensor
 from tinsmith.v1 import models_pb2, trajectories_pb2
-from tinsmith_engine.base.types import ImageInput, IntArray, ModelInfo
+from tinsmith_engine.base.types import ImageInput, ImageRules, IntArray, ModelInfo
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError, ShapeMismatchError
 
 
@@ -38,6 +38,16 @@ def encode_model(
         stop_token_ids=stop_token_ids,
         reads_images=info.reads_images,
         dtype=info.dtype,
+        images=None if info.images is None else _encode_rules(info.images),
+    )
+
+
+def _encode_rules(rules: ImageRules) -> models_pb2.ImageRules:
+    return models_pb2.ImageRules(
+        token_id=rules.token_id,
+        token_side_pixels=rules.token_side_pixels,
+        min_pixels=rules.min_pixels,
+        max_pixels=rules.max_pixels,
     )
 
 
@@ -62,8 +72,11 @@ def decode_input(
                 parts.append(decode_array(chunk.tokens, f"{path}.tokens", np.int64))
             case "image":
                 position = sum(part.size for part in parts)
-                image = ImageInput(position, chunk.image.data, chunk.image.format, path)
-                images.append(image)
+                image = chunk.image
+                expected = image.expected_tokens if image.HasField("expected_tokens") else None
+                images.append(
+                    ImageInput(position, image.data, image.format, path, expected_tokens=expected)
+                )
             case _:
                 raise InvalidFieldError(path, "must hold tokens or an image")
     if not images and not sum(part.size for part in parts):

@@ -33,7 +33,7 @@ from tinsmith_engine.model.linear import LinearTarget
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.products.ops import EAGER, Ops
 from tinsmith_engine.products.split_products import WHOLE, KSplit
-from tinsmith_runtime.errors import ConfigError, InvalidFieldError
+from tinsmith_runtime.errors import InvalidFieldError
 
 
 class ShardedWeights(DecoderWeights):
@@ -190,11 +190,6 @@ def sharded_decoder(
     """Return what builds a decoder that is sharded over all ranks; they call it together."""
 
     def build(files: DecoderFiles) -> Decoder:
-        if files.config.moe is not None or files.config.rope_axes is not None:
-            raise ConfigError(
-                f"shard_base: {files.config.family} has experts or reads images, which are not "
-                "sharded; set shard_base=false"
-            )
         base = ShardedBase(files.config, files.layout, files.directory, files.dtype, ranks)
         ranks.meet()
         split = WHOLE

@@ -243,6 +243,10 @@ class ShardedEngine(Engine):
         )
         return found
 
+    def weight_tensors(self, run: str) -> dict[str, Tensor]:
+        """Return a run's weights; see `Engine.weight_tensors`."""
+        return self.adapter_tensors(run)[0] if run in self._full else super().weight_tensors(run)
+
     def load_adapter_tensors(self, run: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a run's weights; see `Engine.load_adapter_tensors`."""
 

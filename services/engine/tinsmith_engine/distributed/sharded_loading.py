@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tinsmith.planning.several_devices import Work, refusal
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder, sharded_decoder
 from tinsmith_engine.distributed.sharded_engine import ShardedEngine
@@ -30,17 +31,23 @@ def load_sharded_engine(
         CheckpointIncompatibleError: See `Engine.load`.
     """
 
+    def check_family(family: str) -> None:
+        why = refusal(Work.ADAPTERS, family, ranks.world_size) if shard_base else ""
+        if why:
+            raise ConfigError(f"shard_base: {why}")
+
     def check(loaded: LoadedModel) -> None:
         ranks.meet()
         if shard_base and not isinstance(loaded.model, ShardedDecoder):
             raise ConfigError(
-                f"shard_base: a model of family {loaded.info.family} runs on its transformers "
-                "module, which is not sharded; set shard_base=false"
+                f"shard_base: this model of the type {loaded.info.family} runs on its transformers "
+                "module, which is not kept in parts; take one device that holds it"
             )
         _check_same(ranks, loaded.info.fingerprint)
 
     placement = Placement(
         build=sharded_decoder(ranks) if shard_base else whole_decoder,
+        check_family=check_family,
         details={"ranks": ranks.world_size, "base": "sharded" if shard_base else "replicated"},
         check=check,
         engine_arguments=(ranks,),

@@ -117,18 +117,24 @@ def _accept(loaded: LoadedModel) -> None:
     """Accept a model: one process agrees with itself."""
 
 
+def _accept_family(family: str) -> None:
+    """Accept any type of model: one device holds it, or does not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a base model lies: all that differs between loading it here and on several ranks.
 
     Attributes:
         build: Makes the packed decoder.
+        check_family: Raises for a type of model that cannot lie so, before a weight is read.
         details: Join the fingerprint.
         check: Raises for a loaded model that cannot be served so.
         engine_arguments: What the engine's class takes after the model.
     """
 
     build: Callable[[DecoderFiles], Decoder] = whole_decoder
+    check_family: Callable[[str], None] = _accept_family
     details: Mapping[str, object] = field(default_factory=dict)
     check: Callable[[LoadedModel], None] = _accept
     engine_arguments: tuple[Any, ...] = ()
@@ -157,6 +163,7 @@ def load_model(
         torch.set_num_threads(num_threads)
     directory = resolve_model(model_dir)
     hf_config = load_hf_config(directory)
+    placement.check_family(hf_config.model_type)
     place = prepare_device(device)
     config = decoder_config(hf_config)
     model: Model[Any]

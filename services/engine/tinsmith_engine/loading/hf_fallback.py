@@ -28,6 +28,7 @@ from tinsmith_engine.products.split_products import WHOLE
 from tinsmith_runtime.errors import ModelNotFoundError
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_FUSED_DIM = 3
 # What chooses experts is no layer of the model to be adapted: a small change of it moves tokens.
 _ROUTERS = {"gate", "router", "shared_expert_gate"}
 
@@ -62,6 +63,7 @@ class FallbackModel:
         has_experts = _has_experts(module)
         others: list[str] = []
         self.other_modules: Sequence[str] = others
+        self.unreachable_experts: Sequence[str] = _unreachable_experts(module)
         for name, layer in module.named_modules():
             if not isinstance(layer, nn.Linear):
                 continue
@@ -276,6 +278,18 @@ def _has_experts(module: nn.Module) -> bool:
     config: Any = module.config
     text = config.get_text_config()
     return any(getattr(text, name, None) for name in _NUM_EXPERTS)
+
+
+def _unreachable_experts(module: nn.Module) -> list[str]:
+    """Return the modules that hold the matrices of all their experts as one tensor [E, ., .]."""
+    if not _has_experts(module):
+        return []
+    return [
+        name
+        for name, part in module.named_modules()
+        if any(own.dim() == _FUSED_DIM for own in part.parameters(recurse=False))
+        and not isinstance(part, nn.modules.conv._ConvNd)
+    ]
 
 
 def _kind(module_path: str) -> str:

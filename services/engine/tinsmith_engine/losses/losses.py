@@ -12,6 +12,7 @@ the advantage, `w` the weight and `r = exp(lp - q)`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from tinsmith_engine.base.loss_specs import LOSS_SPECS, STABLE_REINFORCE
 from tinsmith_engine.base.types import FloatArray
+
+TAIL_RATIO = 2.0
+"""A token whose ratio is beyond this factor, up or down, is in the tail."""
 
 
 class TokenLoss(NamedTuple):
@@ -173,7 +177,10 @@ def metrics(
         `loss:sum` and `num_loss_tokens:sum`; losses with recorded log-probabilities also give
         `ratio:mean` and two estimators of KL(sampler || trainer). These are `kl_v1:mean` (mean
         of q - lp) and `kl_v2:mean` (mean of (q - lp)^2 / 2). `entropy:mean` is the mean of -lp,
-        an estimate from the sampled tokens. Losses with clip bounds add `clip_fraction:mean`.
+        an estimate from the sampled tokens. The tails of the ratio are `ratio:max` and
+        `ratio_tail_fraction:mean`, the share of tokens beyond a factor of `TAIL_RATIO`.
+        `mismatch:max` is the largest |q - lp|. Losses with clip bounds add `clip_fraction:mean`,
+        the sum of `clip_low_fraction:mean` and `clip_high_fraction:mean`.
         `stable_reinforce` adds `truncated_fraction:mean`, and that the objective is Tinsmith's.
     """
     coefficients = inputs["weights" if "weights" in inputs else "advantages"]
@@ -197,6 +204,12 @@ def metrics(
         return float(values.mean()) if num_active else 0.0
 
     found["ratio:mean"] = mean(ratios) if num_active else 1.0
+    found["ratio:max"] = float(ratios.max()) if num_active else 1.0
+    with np.errstate(invalid="ignore"):
+        is_in_tail = np.abs(differences) > math.log(TAIL_RATIO)
+        largest = float(np.abs(differences).max()) if num_active else 0.0
+    found["ratio_tail_fraction:mean"] = mean(is_in_tail)
+    found["mismatch:max"] = largest
     found["kl_v1:mean"] = mean(differences)
     found["kl_v2:mean"] = mean(0.5 * differences**2)
     found["entropy:mean"] = mean(-logprobs)
@@ -209,5 +222,8 @@ def metrics(
             for name in ("clip_low_threshold", "clip_high_threshold")
         )
         advantages = inputs["advantages"][is_active]
-        found["clip_fraction:mean"] = mean(np.where(advantages > 0, ratios > high, ratios < low))
+        is_pushed_up = advantages > 0
+        found["clip_high_fraction:mean"] = mean(is_pushed_up & (ratios > high))
+        found["clip_low_fraction:mean"] = mean(~is_pushed_up & (ratios < low))
+        found["clip_fraction:mean"] = mean(np.where(is_pushed_up, ratios > high, ratios < low))
     return found

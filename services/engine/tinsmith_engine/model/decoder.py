@@ -105,6 +105,7 @@ class Decoder:
         self.config = config
         self.trains_all = vision is None
         self.other_modules: Sequence[str] = vision.linear_modules if vision is not None else ()
+        self.unreachable_experts: Sequence[str] = ()
         self._vision = vision
         self.full_layout = layout
         self.row_quantum = SEGMENT_ROWS

@@ -127,6 +127,8 @@ def _run_chunks(
         if dhidden is not None:
             dx = chunk.backward(found.dlogprobs_NK)
             dhidden.index_copy_(0, group.rows[rows], dx[: rows.stop - rows.start])
+        # Or its logits would stay until those of the next one are made.
+        del chunk
     return HeadScores(logprobs, loss)
 
 

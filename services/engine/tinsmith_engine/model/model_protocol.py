@@ -83,6 +83,8 @@ class Model(Protocol, Generic[BoundT]):
     """Whether a run may train all weights: `full_layout` holds them."""
     other_modules: Sequence[str]
     """Module paths of linear layers that take no adapter and are in no target."""
+    unreachable_experts: Sequence[str]
+    """Module paths of experts whose matrices are one tensor, which adapters do not reach."""
 
     def first_layers(self) -> Model[BoundT]:
         """Return a smaller model that rounds as this one does, for the check at start."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tinsmith.images import token_grid
 from tinsmith_engine.base.types import (
     Datum,
     FloatArray,
@@ -219,21 +219,20 @@ def _open(image: ImageInput) -> Any:
 
 
 def _token_grid(image: ImageInput, rules: ImageRules) -> tuple[int, int]:
-    """Return the rows and columns of tokens that an image is scaled to.
-
-    Source: `smart_resize` of transformers' Qwen2-VL processor.
-    """
+    """Return the rows and columns of tokens that an image is scaled to."""
     width, height = _open(image).size
-    factor = rules.patch_size * rules.merge_size
-    rows, columns = round(height / factor), round(width / factor)
-    pixels = rows * columns * factor * factor
-    if pixels > rules.max_pixels:
-        beta = math.sqrt(height * width / rules.max_pixels)
-        rows = max(1, math.floor(height / beta / factor))
-        columns = max(1, math.floor(width / beta / factor))
-    elif pixels < rules.min_pixels:
-        beta = math.sqrt(rules.min_pixels / (height * width))
-        rows, columns = (math.ceil(side * beta / factor) for side in (height, width))
+    rows, columns = token_grid(
+        width,
+        height,
+        token_side_pixels=rules.token_side_pixels,
+        min_pixels=rules.min_pixels,
+        max_pixels=rules.max_pixels,
+    )
+    if image.expected_tokens not in (None, rows * columns):
+        raise InvalidFieldError(
+            f"{image.field}.expected_tokens",
+            f"is {image.expected_tokens}; the image takes {rows * columns} tokens",
+        )
     return rows, columns
 
 
@@ -241,7 +240,7 @@ def _pixels(image: ImageInput, grid: tuple[int, int], rules: ImageRules) -> Any:
     """Return the scaled image, uint8 [height, width, 3]."""
     from PIL import Image
 
-    factor = rules.patch_size * rules.merge_size
+    factor = rules.token_side_pixels
     opened = _open(image)
     with _Readable(image):
         if "A" in opened.getbands() or opened.info.get("transparency") is not None:

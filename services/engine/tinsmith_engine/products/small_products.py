@@ -33,12 +33,12 @@ LANES = 16
 """Outputs of a tile; K is taken in steps of as many."""
 MAX_ROWS = 64
 """Rows up to which reading the weight is most of the work."""
-_KERNEL_ROWS = (1, 2, 4, 8, 16)
+KERNEL_ROWS = (1, 2, 4, 8, 16)
 _LIBRARY_BLOCKS = (192, 256, 384, 512)
 # Products below this many numbers of a weight are done before a second thread has begun.
-_NUMBERS_OF_A_THREAD = 1 << 15
+NUMBERS_OF_A_THREAD = 1 << 15
 
-_V = f"<{LANES} x float>"
+VECTOR = f"<{LANES} x float>"
 _ARGUMENTS = (
     "x",
     "weight",
@@ -100,8 +100,8 @@ class SmallProducts:
         num_rows, num_out = x.shape[0], weight.shape[1]
         y = x.new_empty(num_rows, num_out) if out is None else out
         stops = tuple([block.stop for block in blocks])
-        ends, num_ends = _place_of_ends(stops, self.library_block)
-        most_threads = max(weight.numel() // _NUMBERS_OF_A_THREAD, 1)
+        ends, num_ends = place_of_ends(stops, self.library_block)
+        most_threads = max(weight.numel() // NUMBERS_OF_A_THREAD, 1)
         num_threads = min(torch.get_num_threads(), most_threads)
         row_of_x, row_of_out = x.stride(0), y.stride(0)
         x_start, out_start = x.data_ptr(), y.data_ptr()
@@ -110,7 +110,7 @@ class SmallProducts:
         pointers = (weight.data_ptr(), bias_start)
         start = 0
         while start < num_rows:
-            rows = _KERNEL_OF_ROWS[num_rows - start]
+            rows = KERNEL_OF_ROWS[num_rows - start]
             arguments = _ARGUMENTS_FORMAT.pack(
                 x_start + 4 * start * row_of_x,
                 *pointers,
@@ -125,9 +125,8 @@ class SmallProducts:
 
 _ARGUMENTS_FORMAT = struct.Struct(f"={len(_ARGUMENTS)}q")
 """What a kernel is given, 8 bytes each: pointers, then strides and counts in numbers."""
-_KERNEL_OF_ROWS = [
-    max((size for size in _KERNEL_ROWS if size <= count), default=0)
-    for count in range(MAX_ROWS + 1)
+KERNEL_OF_ROWS = [
+    max((size for size in KERNEL_ROWS if size <= count), default=0) for count in range(MAX_ROWS + 1)
 ]
 """For a number of rows that are left, those of the largest kernel that they fill."""
 
@@ -137,7 +136,7 @@ _KEPT: list[Any] = []
 
 
 @functools.cache
-def _place_of_ends(stops: tuple[int, ...], library_block: int) -> tuple[int, int]:
+def place_of_ends(stops: tuple[int, ...], library_block: int) -> tuple[int, int]:
     """Return where the ends of the chains of sums lie in memory, and their number."""
     ends = _ends(stops, library_block)
     _KEPT.append(ends)
@@ -176,7 +175,7 @@ def is_available() -> bool:
         return False
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
+    for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     features = llvm.get_host_cpu_features()
     # Without the instruction a fused multiply-add is a call of a function for each number.
@@ -186,6 +185,11 @@ def is_available() -> bool:
 @functools.cache
 def _kernel(num_rows: int) -> Callable[[bytes, int], None]:
     """Compile the kernel for a number of rows."""
+    return compiled_kernel(_source(num_rows))
+
+
+def compiled_kernel(source: str) -> Callable[[bytes, int], None]:
+    """Compile a `product` of packed arguments and a number of threads, in LLVM's language."""
     import llvmlite.binding as llvm
 
     # Vectors as wide as the CPU has them: LLVM prefers half of that on some.
@@ -193,7 +197,7 @@ def _kernel(num_rows: int) -> Callable[[bytes, int], None]:
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features, opt=3
     )
-    module = llvm.parse_assembly(_source(num_rows))
+    module = llvm.parse_assembly(source)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, options)
@@ -218,7 +222,8 @@ def _source(num_rows: int) -> str:
         "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
         "declare i32 @omp_get_thread_num()",
         "declare i32 @omp_get_num_threads()",
-        f"declare {_V} @llvm.fma.v{LANES}f32({_V}, {_V}, {_V})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        f"declare {VECTOR} @llvm.fma.v{LANES}f32({VECTOR}, {VECTOR}, {VECTOR})",
         f"%arguments = type {{ {', '.join(_types())} }}",
         "define internal void @tile(ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %ends,",
         "    i64 %row_of_x, i64 %row_of_weight, i64 %row_of_out, i64 %num_blocks) {",
@@ -226,22 +231,46 @@ def _source(num_rows: int) -> str:
         "  %no_bias = icmp eq ptr %bias, null",
         "  br i1 %no_bias, label %begin, label %with_bias",
         "with_bias:",
-        f"  %given = load {_V}, ptr %bias, align 4",
+        f"  %given = load {VECTOR}, ptr %bias, align 4",
         "  br label %begin",
         "begin:",
-        f"  %first = phi {_V} [ zeroinitializer, %entry ], [ %given, %with_bias ]",
+        f"  %first = phi {VECTOR} [ zeroinitializer, %entry ], [ %given, %with_bias ]",
+        *chains(num_rows, ["%first"] * num_rows),
+    ]
+    for m in rows:
+        lines += [
+            f"  %place{m} = mul i64 %row_of_out, {m}",
+            f"  %target{m} = getelementptr float, ptr %out, i64 %place{m}",
+            f"  store {VECTOR} %added{m}, ptr %target{m}, align 4",
+        ]
+    return "\n".join([*lines, "  ret void", "}", *_share()])
+
+
+def chains(num_rows: int, firsts: Sequence[str]) -> list[str]:
+    """Sum the products of 16 outputs for each row, block by block: `%added<row>`, from `done` on.
+
+    Args:
+        num_rows: Rows of `%x`, `%row_of_x` numbers apart.
+        firsts: What each row's sum begins with; known in the block `begin`, which this ends.
+    """
+    rows = range(num_rows)
+    return [
+        f"  %row_of_tile = mul i64 %row_of_weight, {LANES}",
         "  br label %block",
         "block:",
         "  %index = phi i64 [ 0, %begin ], [ %next_index, %end_of_block ]",
         "  %start = phi i64 [ 0, %begin ], [ %stop, %end_of_block ]",
-        *(f"  %total{m} = phi {_V} [ %first, %begin ], [ %added{m}, %end_of_block ]" for m in rows),
+        *(
+            f"  %total{m} = phi {VECTOR} [ {firsts[m]}, %begin ], [ %added{m}, %end_of_block ]"
+            for m in rows
+        ),
         "  %end = getelementptr i64, ptr %ends, i64 %index",
         "  %stop = load i64, ptr %end",
         "  br label %step",
         "step:",
         "  %k = phi i64 [ %start, %block ], [ %next_k, %step ]",
         *(
-            f"  %sum{m} = phi {_V} [ zeroinitializer, %block ], [ %sum{m}_{LANES}, %step ]"
+            f"  %sum{m} = phi {VECTOR} [ zeroinitializer, %block ], [ %sum{m}_{LANES}, %step ]"
             for m in rows
         ),
         *_read_and_turn(),
@@ -250,19 +279,12 @@ def _source(num_rows: int) -> str:
         "  %has_step = icmp slt i64 %next_k, %stop",
         "  br i1 %has_step, label %step, label %end_of_block",
         "end_of_block:",
-        *(f"  %added{m} = fadd {_V} %total{m}, %sum{m}_{LANES}" for m in rows),
+        *(f"  %added{m} = fadd {VECTOR} %total{m}, %sum{m}_{LANES}" for m in rows),
         "  %next_index = add i64 %index, 1",
         "  %has_block = icmp slt i64 %next_index, %num_blocks",
         "  br i1 %has_block, label %block, label %done",
         "done:",
     ]
-    for m in rows:
-        lines += [
-            f"  %place{m} = mul i64 %row_of_out, {m}",
-            f"  %target{m} = getelementptr float, ptr %out, i64 %place{m}",
-            f"  store {_V} %added{m}, ptr %target{m}, align 4",
-        ]
-    return "\n".join([*lines, "  ret void", "}", *_share()])
 
 
 def _types() -> list[str]:
@@ -270,14 +292,20 @@ def _types() -> list[str]:
 
 
 def _read_and_turn() -> list[str]:
-    """Read 16 numbers along K of each of 16 outputs, and turn them: `%turned<k>` has all of k."""
+    """Read 16 numbers along K of each of 16 outputs, and turn them: `%turned<k>` has all of k.
+
+    Those of the next 16 outputs are asked for: the memory is read in short stretches, from which
+    the CPU by itself foresees too little.
+    """
     lines = []
     for i in range(LANES):
         lines += [
             f"  %offset{i} = mul i64 %row_of_weight, {i}",
             f"  %from{i} = add i64 %offset{i}, %k",
             f"  %source{i} = getelementptr float, ptr %weight, i64 %from{i}",
-            f"  %stage1_{i} = load {_V}, ptr %source{i}, align 4",
+            f"  %stage1_{i} = load {VECTOR}, ptr %source{i}, align 4",
+            f"  %ahead{i} = getelementptr float, ptr %source{i}, i64 %row_of_tile",
+            f"  call void @llvm.prefetch.p0(ptr %ahead{i}, i32 0, i32 3, i32 1)",
         ]
     distance = 1
     while distance < LANES:
@@ -290,8 +318,8 @@ def _read_and_turn() -> list[str]:
             pair, mask = (i, low) if not i & distance else (i ^ distance, high)
             chosen = ", ".join(f"i32 {c}" for c in mask)
             lines.append(
-                f"  {after}{i} = shufflevector {_V} {name}{pair}, {_V} {name}{pair | distance}, "
-                f"<{LANES} x i32> <{chosen}>"
+                f"  {after}{i} = shufflevector {VECTOR} {name}{pair}, "
+                f"{VECTOR} {name}{pair | distance}, <{LANES} x i32> <{chosen}>"
             )
         distance *= 2
     return lines
@@ -312,11 +340,11 @@ def _multiply(num_rows: int) -> list[str]:
             lines += [
                 f"  %at{m}_{k} = getelementptr float, ptr %x_source{m}, i64 {k}",
                 f"  %one{m}_{k} = load float, ptr %at{m}_{k}, align 4",
-                f"  %lane{m}_{k} = insertelement {_V} poison, float %one{m}_{k}, i32 0",
-                f"  %all{m}_{k} = shufflevector {_V} %lane{m}_{k}, {_V} poison, "
+                f"  %lane{m}_{k} = insertelement {VECTOR} poison, float %one{m}_{k}, i32 0",
+                f"  %all{m}_{k} = shufflevector {VECTOR} %lane{m}_{k}, {VECTOR} poison, "
                 f"<{LANES} x i32> zeroinitializer",
-                f"  %sum{m}_{k + 1} = call {_V} @llvm.fma.v{LANES}f32("
-                f"{_V} %all{m}_{k}, {_V} %turned{k}, {_V} {before})",
+                f"  %sum{m}_{k + 1} = call {VECTOR} @llvm.fma.v{LANES}f32("
+                f"{VECTOR} %all{m}_{k}, {VECTOR} %turned{k}, {VECTOR} {before})",
             ]
     return lines
 

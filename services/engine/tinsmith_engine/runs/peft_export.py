@@ -7,6 +7,7 @@ decides where the files go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,14 @@ def export_tensors(
     }
 
 
+def view_tensors(
+    config: AdapterConfig, layout: ParameterLayout, theta_P: Tensor
+) -> dict[str, Tensor]:
+    """Return a run's weights on the host under their public names: views of a row that is there."""
+    prefix = _prefix(config)
+    return {prefix + name: view.detach().to("cpu") for name, view in layout.views(theta_P).items()}
+
+
 def import_tensors_(
     config: AdapterConfig, layout: ParameterLayout, theta_P: Tensor, tensors: Mapping[str, Tensor]
 ) -> None:
@@ -52,7 +61,7 @@ def import_tensors_(
             )
         if not tensor.dtype.is_floating_point:
             raise _incompatible(prefix + name, f"has dtype {tensor.dtype}, not a floating type")
-        if not bool(torch.isfinite(tensor).all()):
+        if not _is_finite(tensor):
             raise _incompatible(prefix + name, "holds NaN or infinity")
     unknown = sorted(set(tensors) - {prefix + name for name in layout.entries})
     if unknown:
@@ -100,6 +109,15 @@ def _target_modules(
     if suffixes & {name.rsplit(".", 1)[-1] for name in others}:
         return sorted(adapted)
     return sorted(suffixes)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether no number is NaN or infinite; reads the tensor once and copies nothing."""
+    if not tensor.numel():
+        return True
+    # A NaN is both the least and the greatest number.
+    least, greatest = torch.aminmax(tensor)
+    return math.isfinite(least.item()) and math.isfinite(greatest.item())
 
 
 def _prefix(config: AdapterConfig) -> str:

@@ -102,6 +102,21 @@ def check_config(config: AdapterConfig, model: Model[Any]) -> None:
         raise InvalidFieldError("lora", "trains no layer of this model")
 
 
+def check_new_run(config: AdapterConfig, model: Model[Any]) -> None:
+    """Raise InvalidFieldError for a run that is not to begin on the model.
+
+    Beside what cannot be built that is an adapter which would leave out layers that it names.
+    """
+    check_config(config, model)
+    if isinstance(config, LoraConfig) and config.train_mlp and model.unreachable_experts:
+        raise InvalidFieldError(
+            "lora.train_mlp",
+            "must be false for this model: an adapter does not reach its experts, whose matrices "
+            f"are one tensor ({model.unreachable_experts[0]}); train attention alone, or all "
+            "weights",
+        )
+
+
 @dataclass(slots=True)
 class RunStore:
     """All runs of an engine."""

@@ -3,16 +3,32 @@
 Publishing copies the run's theta once; nothing ever writes to the copy, so a decode never reads a
 row that is being stepped. A version is held by its publisher until the same run publishes a newer
 one, and by every request and session that reads it; with the last holder its memory is freed.
+
+Any thread may add and retire versions, so that new weights need not wait for a step of the engine.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinsmith_engine.base.types import Published
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_runtime.errors import VersionNotLoadedError
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """Weights that are no version yet.
+
+    Attributes:
+        tensors: Their row, which has no other owner.
+        bound: The row bound to the model.
+    """
+
+    tensors: RunTensors
+    bound: Any
 
 
 @dataclass(slots=True)
@@ -30,6 +46,8 @@ class VersionStore:
     _held: dict[int, _Held] = field(default_factory=dict)
     _newest: dict[str, Published] = field(default_factory=dict)
     _num_published: int = 0
+    # Reentrant: `add` retires.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def add(self, run: str, version: int, tensors: RunTensors, bound: Any) -> Published:
         """Store a version held by its publisher, and let go of the run's previous one.
@@ -37,12 +55,13 @@ class VersionStore:
         `tensors` must be the store's own copy. The caller of this method is the holder: the hold
         ends with the run's next version or with `retire`.
         """
-        self._num_published += 1
-        published = Published(run, version, self._num_published)
-        self._held[published.serial] = _Held(published, tensors, bound)
-        self.retire(run)
-        self._newest[run] = published
-        return published
+        with self._lock:
+            self._num_published += 1
+            published = Published(run, version, self._num_published)
+            self._held[published.serial] = _Held(published, tensors, bound)
+            self.retire(run)
+            self._newest[run] = published
+            return published
 
     def newest(self, run: str) -> Published | None:
         """Return the version that the run published last, if it has any."""
@@ -50,9 +69,10 @@ class VersionStore:
 
     def retire(self, run: str) -> None:
         """End the publisher's hold on the run's newest version, as when the run is dropped."""
-        previous = self._newest.pop(run, None)
-        if previous is not None:
-            self.release(previous)
+        with self._lock:
+            previous = self._newest.pop(run, None)
+            if previous is not None:
+                self.release(previous)
 
     def acquire(self, published: Published) -> None:
         """Hold a version until a matching `release`.
@@ -60,14 +80,16 @@ class VersionStore:
         Raises:
             VersionNotLoadedError: The version had no holder any more.
         """
-        self._get(published).num_holders += 1
+        with self._lock:
+            self._get(published).num_holders += 1
 
     def release(self, published: Published) -> None:
         """End one hold; the last one frees the version."""
-        held = self._get(published)
-        held.num_holders -= 1
-        if held.num_holders == 0:
-            del self._held[published.serial]
+        with self._lock:
+            held = self._get(published)
+            held.num_holders -= 1
+            if held.num_holders == 0:
+                del self._held[published.serial]
 
     def tensors(self, published: Published) -> RunTensors:
         """Return the row of a held version."""
@@ -79,7 +101,8 @@ class VersionStore:
 
     def held(self) -> list[Published]:
         """Return all versions in memory, oldest first."""
-        return [held.published for held in self._held.values()]
+        with self._lock:
+            return [held.published for held in self._held.values()]
 
     def num_holders(self, published: Published) -> int:
         """Return how many holds there are on a version, its publisher's included."""

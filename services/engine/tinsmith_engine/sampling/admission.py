@@ -60,6 +60,8 @@ class Admission:
         self.waiting = WaitingGroups()
         self.active: list[ActiveSequence] = []
         self.reading: list[Reading] = []
+        self.num_preemptions = 0
+        """Sequences that gave way so far."""
 
     @property
     def has_work(self) -> bool:
@@ -257,6 +259,7 @@ class Admission:
 
     def _give_way(self, sequence: ActiveSequence) -> None:
         """Take a sequence's blocks; it begins again when there is room, before others."""
+        self.num_preemptions += 1
         self.leave(sequence)
         sequence.num_cached = 0
         samples = range(sequence.sample_index, sequence.sample_index + 1)

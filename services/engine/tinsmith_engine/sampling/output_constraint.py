@@ -53,14 +53,25 @@ def mask_logits(
     wanted = {row: one.words() for row, one in enumerate(rows) if one is not None}
     if not wanted:
         return logits_RV, frozenset()
-    known = {row: words for row, words in wanted.items() if words is not None}
-    if known:
-        vocab_size = logits_RV.shape[1]
-        device = logits_RV.device
-        words = torch.from_numpy(np.stack(list(known.values()))).to(device)
-        bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-        allowed = ((words[:, :, None] >> bits) & 1).bool().flatten(1)[:, :vocab_size]
-        places = torch.tensor(list(known), device=device)
-        masked = logits_RV[places].masked_fill_(~allowed, -torch.inf)
-        logits_RV = logits_RV.index_put((places,), masked)
-    return logits_RV, frozenset(wanted) - frozenset(known)
+    failed = frozenset(row for row, words in wanted.items() if words is None)
+    # Rows that keep no form may go on with anything: one selection over all rows, and one copy.
+    words = np.full((len(rows), -(-logits_RV.shape[1] // _WORD_BITS)), -1, dtype=np.int32)
+    for row, found in wanted.items():
+        if found is not None:
+            words[row] = found
+    allowed = _unpack(words, logits_RV.shape[1], logits_RV.device)
+    return torch.where(allowed, logits_RV, -torch.inf), failed
+
+
+def _unpack(words: NDArray[np.int32], num_bits: int, device: torch.device) -> Tensor:
+    """Return the lowest bits of each row as booleans, [R, bits].
+
+    NumPy does that several times as fast on a CPU; to a GPU words go, an eighth of the bytes.
+    """
+    if device.type == "cpu":
+        octets = words.astype("<i4", copy=False).view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, count=num_bits, bitorder="little")
+        return torch.from_numpy(bits).view(torch.bool)
+    sent = torch.from_numpy(words).to(device)
+    places = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
+    return ((sent[:, :, None] >> places) & 1).bool().flatten(1)[:, :num_bits]

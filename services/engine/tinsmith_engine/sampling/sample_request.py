@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -50,6 +51,27 @@ class OutputFormat:
     def num_bytes(self) -> int:
         """Length of its source."""
         return len(self.source.encode())
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a request got on, in seconds since the epoch; None until then."""
+
+    begin_s: float | None = None
+    """The first part of its prompt began to be read, or the prompt was known."""
+    read_s: float | None = None
+    """The prompt was read, and the first token drawn from."""
+
+    def note_begin(self) -> None:
+        """Note that the request waits no longer."""
+        if self.begin_s is None:
+            self.begin_s = time.time()
+
+    def note_read(self) -> None:
+        """Note that the prompt was read."""
+        self.note_begin()
+        if self.read_s is None:
+            self.read_s = time.time()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +129,8 @@ class SampleRequest:
     images: Sequence[ImageInput] = ()
     """Of the prompt, in the order of their places; `prompt_tokens` holds their placeholders once
     they are placed."""
+    timeline: Timeline | None = None
+    """Is told when the request got on, if that is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,20 @@ class Sampler:
         return self._decoding.cache_bytes
 
     @property
+    def used_cache_bytes(self) -> int:
+        """Memory of keys and values that sequences hold; may be asked by any thread."""
+        num_blocks = self._cache.num_blocks
+        if not num_blocks:
+            return 0
+        num_used = num_blocks - self._cache.num_available
+        return self._decoding.cache_bytes * num_used // num_blocks
+
+    @property
+    def num_preemptions(self) -> int:
+        """How many sequences gave their blocks up to others so far."""
+        return self._admission.num_preemptions
+
+    @property
     def max_sequence_tokens(self) -> int:
         """The longest prompt with its completion that the context and the cache hold."""
         if not self._cache.num_blocks:
@@ -288,6 +302,9 @@ class Sampler:
                     finished += self._begin_known(part.what)
                 else:
                     reading = self._admission.begin_reading(part.what)
+                    timeline = reading.order.request.timeline
+                    if timeline is not None:
+                        timeline.note_begin()
                     pieces.append((reading, self._cache.size_of_piece(reading, most)))
         read = [num_tokens for _, num_tokens in pieces]
         finished += self._read_pieces(pieces)
@@ -332,6 +349,8 @@ class Sampler:
         self, group: WaitingGroup, prompt: ReadPrompt, *, is_urgent: bool
     ) -> list[SampledSequence]:
         order = group.order
+        if order.request.timeline is not None:
+            order.request.timeline.note_read()
         begun = (
             [group.resumed]
             if group.resumed

@@ -135,7 +135,7 @@ class SequenceCache:
         return self.prompts.find_beginning(order.key.scope, order.weights, digests)
 
     def size_of_piece(self, reading: Reading, most: int) -> int:
-        """Return how many tokens of a prompt are read next: at most so many, whole blocks."""
+        """Return how many tokens of a prompt are read next: at most so many."""
         # An image is not cut, so its prompt is not.
         may_cut = self._decoding.cuts_prompts and not reading.order.request.images
         return min(reading.num_left, most) if may_cut else reading.num_left
@@ -145,8 +145,12 @@ class SequenceCache:
         for reading, num_tokens in pieces:
             reading.is_pure &= reading.weights == reading.order.weights
             # Piece by piece: to clear all of a long prompt takes longer than a step.
-            stop = self._decoding.blocks_for(reading.num_read + num_tokens)
-            self._clear(reading.blocks[reading.num_read // BLOCK_TOKENS : stop])
+            # The last block of the piece before has what that one wrote.
+            start, stop = (
+                self._decoding.blocks_for(count)
+                for count in (reading.num_read, reading.num_read + num_tokens)
+            )
+            self._clear(reading.blocks[start:stop])
         read = self._decoding.prefill([_piece(*one) for one in pieces])
         for (reading, num_tokens), found in zip(pieces, read, strict=True):
             reading.num_read += num_tokens

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from tinsmith_engine.base.types import FloatArray
+from tinsmith_engine.packing.packing import SEGMENT_ROWS
 from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS
 from tinsmith_runtime.deficit_round_robin import Backlog, FairQueue
 
@@ -41,6 +43,10 @@ _LONGEST_PIECE = 512
 """Tokens of a piece: products are at their full speed, and prompts behind it do not wait long."""
 _RAISED_BELOW = 0.4
 """Part of the time that prompts may take, below which twice as many tokens fit."""
+_WORTH_HALVING = 0.75
+"""Half as many tokens take at most this part of the time, where halving shortens a step."""
+_TRIED_AGAIN = 1.5
+"""How much longer a piece takes when it is tried again."""
 
 
 class StepCosts:
@@ -92,6 +98,8 @@ class PieceBudget:
 
     The deeper in its prompt a piece lies, the longer it takes, so the number follows what the last
     steps took. Where more prompts are to be read than sequences get tokens, they get more time.
+    Where weights take longer to read than to multiply, a piece of a few tokens takes as long as one
+    of many: the number is not halved again where that was found, until its time has grown.
 
     Args:
         max_tokens: Of a step without sequences.
@@ -100,14 +108,19 @@ class PieceBudget:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._beside_rows = BLOCK_TOKENS
+        self._halved: _Piece | None = None
+        """What the last step read, if the next one is to read half as much."""
+        self._least: _Piece | None = None
+        """Of which half would take as long."""
 
     def of_step(self, num_rows: int) -> int:
         """Return how many tokens a step with so many sequences reads."""
         return self._beside_rows if num_rows else self._max_tokens
 
     def of_piece(self, num_rows: int) -> int:
-        """Return how many of them are of one prompt: whole blocks."""
-        return max(min(self.of_step(num_rows), _LONGEST_PIECE) // BLOCK_TOKENS, 1) * BLOCK_TOKENS
+        """Return how many of them are of one prompt: whole segments, so that none is padded."""
+        most = min(self.of_step(num_rows), _LONGEST_PIECE)
+        return max(most // SEGMENT_ROWS, 1) * SEGMENT_ROWS
 
     def note(
         self, num_tokens: int, read_s: float, rows_s: float, *, num_prompts: int, num_rows: int
@@ -121,12 +134,41 @@ class PieceBudget:
             num_prompts: Prompts that could be read.
             num_rows: The sequences.
         """
+        piece = _Piece(num_tokens, read_s)
+        halved, self._halved = self._halved, None
+        if halved is not None and piece.is_half_of(halved) and not piece.is_shorter_than(halved):
+            self._beside_rows, self._least = halved.num_tokens, halved
+            return
         allowed_s = rows_s * max(1.0, num_prompts / num_rows)
         if read_s > allowed_s:
-            self._beside_rows = max(self._beside_rows // 2, BLOCK_TOKENS)
+            if not self._is_least(piece):
+                if num_tokens == self._beside_rows:
+                    self._halved = piece
+                self._beside_rows = max(self._beside_rows // 2, SEGMENT_ROWS)
         elif read_s < _RAISED_BELOW * allowed_s and 2 * num_tokens > self._beside_rows:
             most = max(self._max_tokens, BLOCK_TOKENS)
             self._beside_rows = min(2 * self._beside_rows, most)
+
+    def _is_least(self, piece: _Piece) -> bool:
+        least = self._least
+        return (
+            least is not None
+            and piece.num_tokens <= least.num_tokens
+            and piece.duration_s < _TRIED_AGAIN * least.duration_s
+        )
+
+
+class _Piece(NamedTuple):
+    """What a step read, and how long that took."""
+
+    num_tokens: int
+    duration_s: float
+
+    def is_half_of(self, other: _Piece) -> bool:
+        return 2 * self.num_tokens == other.num_tokens
+
+    def is_shorter_than(self, other: _Piece) -> bool:
+        return self.duration_s <= _WORTH_HALVING * other.duration_s
 
 
 @dataclass(frozen=True, slots=True)

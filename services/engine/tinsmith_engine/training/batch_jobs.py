@@ -277,6 +277,9 @@ class Job:
         ratios = {index: ratio for index, ratio in in_order if isinstance(ratio, float)}
         if ratios:
             found |= _sequence_metrics(batch, ratios, config)
+        if "advantages" in inputs[0]:
+            is_dead = [not datum.loss_inputs["advantages"].any() for datum in batch]
+            found["zero_advantage_fraction:mean"] = float(np.mean(is_dead))
         return found
 
 
@@ -301,7 +304,7 @@ def _sequence_metrics(
     batch: Sequence[Datum], ratios: dict[int, float], config: dict[str, float]
 ) -> dict[str, float]:
     """Return the metrics of sequence ratios, over the tokens that have an advantage."""
-    num_clipped = num_tokens = 0
+    num_high = num_low = num_tokens = 0
     for index, ratio in ratios.items():
         inputs = batch[index].loss_inputs
         advantages = inputs["advantages"]
@@ -309,10 +312,12 @@ def _sequence_metrics(
             inputs.get(name, np.float32(config[name]))
             for name in ("clip_low_threshold", "clip_high_threshold")
         )
-        is_clipped = np.where(advantages > 0, ratio > high, ratio < low) & (advantages != 0)
-        num_clipped += int(is_clipped.sum())
+        num_high += int(((advantages > 0) & (ratio > high)).sum())
+        num_low += int(((advantages < 0) & (ratio < low)).sum())
         num_tokens += int((advantages != 0).sum())
     return {
         "sequence_ratio:mean": float(np.mean(list(ratios.values()))),
-        "clip_fraction:mean": num_clipped / num_tokens if num_tokens else 0.0,
+        "clip_fraction:mean": (num_high + num_low) / max(1, num_tokens),
+        "clip_high_fraction:mean": num_high / max(1, num_tokens),
+        "clip_low_fraction:mean": num_low / max(1, num_tokens),
     }

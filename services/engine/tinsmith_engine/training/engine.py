@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.types import (
     AdamParams,
@@ -35,9 +36,21 @@ from tinsmith_engine.base.types import (
 )
 from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, LoadedModel, Placement, load_model
 from tinsmith_engine.model.model_protocol import RunTensors
-from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
-from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
-from tinsmith_engine.runs.weight_versions import VersionStore
+from tinsmith_engine.runs.peft_export import (
+    export_config,
+    export_tensors,
+    import_tensors_,
+    view_tensors,
+)
+from tinsmith_engine.runs.run_store import (
+    Run,
+    RunStore,
+    adapter_scale,
+    check_config,
+    check_new_run,
+    same_layout,
+)
+from tinsmith_engine.runs.weight_versions import StagedWeights, VersionStore
 from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
 from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.training.optimizer_step import apply_step
@@ -167,6 +180,14 @@ class Engine:
         return make(loaded, *ranks, max_resident_runs=max_resident_runs)
 
     # Runs.
+
+    def check_new_run(self, config: AdapterConfig) -> None:
+        """Check what a run that is to begin trains; may be called on any thread.
+
+        Raises:
+            InvalidFieldError: It cannot be built, or would leave out layers that it names.
+        """
+        check_new_run(config, self.model)
 
     def create_run(self, run: str, config: AdapterConfig) -> None:
         """Add a run.
@@ -406,6 +427,11 @@ class Engine:
             ),
         )
 
+    def weight_tensors(self, run: str) -> dict[str, Tensor]:
+        """Return what `adapter_tensors` does, to be read before the run goes on: not all copies."""
+        state = self._runs.get(run)
+        return view_tensors(state.config, state.layout, state.slot.theta_P)
+
     def load_adapter_tensors(self, run: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a run's weights by tensors named as `adapter_tensors` names them.
 
@@ -457,16 +483,52 @@ class Engine:
             CheckpointIncompatibleError: See `load_adapter_tensors`.
             InvalidFieldError: The configuration cannot be built.
         """
+        staged = self.stage_weights(self.weights_layout(config), tensors, config)
+        return self.add_staged(name, staged, version)
+
+    def weights_layout(self, config: AdapterConfig) -> ParameterLayout:
+        """Return where the tensors of a configuration lie in a row.
+
+        Raises:
+            InvalidFieldError: The configuration cannot be built.
+        """
         check_config(config, self.model)
-        layout = self._runs.layout(config)
+        return self._runs.layout(config)
+
+    def stage_weights(
+        self, layout: ParameterLayout, tensors: Mapping[str, Tensor], config: AdapterConfig
+    ) -> StagedWeights:
+        """Make a row from tensors, and bind it; changes nothing, and may run on any thread.
+
+        Raises:
+            CheckpointIncompatibleError: See `load_adapter_tensors`.
+        """
         theta_P = torch.zeros(layout.width, device=self.device)
         import_tensors_(config, layout, theta_P, tensors)
         is_full = isinstance(config, FullConfig)
-        like = RunTensors(layout, theta_P, None, adapter_scale(config), is_full)
-        return self._add_version(name, version, like, theta_P)
+        row = RunTensors(layout, theta_P, None, adapter_scale(config), is_full)
+        return StagedWeights(row, self.model.bind(row))
+
+    def add_staged(self, name: str, staged: StagedWeights, version: int) -> Published:
+        """Make a version from a staged row, at once; may run on any thread."""
+        return self.versions.add(name, version, staged.tensors, staged.bound)
+
+    def weights_of(self, published: Published) -> dict[str, Tensor]:
+        """Return the tensors of a full-parameter version by their public names.
+
+        They are views of the version, which nothing changes: any thread may read them.
+
+        Raises:
+            VersionNotLoadedError: The version had no holder any more.
+        """
+        row = self.versions.tensors(published)
+        return row.layout.views(row.theta_P)
 
     def unload_weights(self, name: str) -> None:
-        """End the engine's hold on the newest version under a name; requests may still hold it."""
+        """End the engine's hold on the newest version under a name; requests may still hold it.
+
+        May run on any thread, as long as the name is not that of a run.
+        """
         self.versions.retire(name)
         self._published_revisions.pop(name, None)
 

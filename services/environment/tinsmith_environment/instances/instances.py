@@ -20,7 +20,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from tinsmith.names import InstanceName
+from tinsmith.tracing import spans
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
+from tinsmith_environment.instances.capacity import Capacity
+from tinsmith_environment.instances.clients import Clients
 from tinsmith_environment.instances.idempotency import Creations
 from tinsmith_environment.instances.instance import (
     AppliedStep,
@@ -28,19 +31,27 @@ from tinsmith_environment.instances.instance import (
     InstanceState,
     InstanceView,
     LiveInstance,
+    NewInstance,
+    begin_step_span,
+)
+from tinsmith_environment.instances.statistics import (
+    JobStatistics,
+    Statistics,
+    StatisticsKey,
 )
 from tinsmith_environment.metrics import (
     ACTIVE_INSTANCES,
+    EPISODE_REWARD,
+    EPISODES,
     EXPIRED_INSTANCES,
     FAILURES,
     RESET_SECONDS,
     STEP_SECONDS,
 )
 from tinsmith_environment.registry import EnvironmentRegistry, EnvironmentSpec
-from tinsmith_environment.workers.worker import RAISED, Workers
+from tinsmith_environment.workers.worker import RAISED, Worker, Workers
 from tinsmith_runtime.errors import (
     AbortedError,
-    CapacityExhaustedError,
     EnvironmentFailedError,
     FailedPreconditionError,
     InstanceNotFoundError,
@@ -50,7 +61,6 @@ from tinsmith_runtime.shielded import start
 
 logger = logging.getLogger(__name__)
 
-_CAPACITY_RETRY_S = 5.0
 # Records of episodes that are over, for each live one that is allowed.
 _ENDED_FACTOR = 4
 
@@ -84,27 +94,20 @@ class InstanceRegistry:
         self._clock = clock
         self._now = now
         self._instances: dict[InstanceName, LiveInstance] = {}
-        self._num_creating: dict[str, int] = {}
+        self._ended: dict[InstanceName, None] = {}
+        self._capacity = Capacity(limits, self._notice_losses)
         self._creations = Creations[InstanceView](clock)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.clients = Clients(limits.client_grace_s, clock)
+        """Clients that have a stream of steps."""
+        self.statistics = Statistics(now)
+        """What the episodes of each job came to."""
 
-    async def create(
-        self,
-        project: str,
-        environment: str,
-        *,
-        seed: int,
-        config: Mapping[str, JsonValue],
-        request_id: str,
-        digest: bytes,
-    ) -> InstanceView:
+    async def create(self, new: NewInstance, *, request_id: str, digest: bytes) -> InstanceView:
         """Create and reset an instance; the same request gives the same instance.
 
         Args:
-            project: Tenant that owns the instance.
-            environment: Name of the environment.
-            seed: Makes the episode repeatable.
-            config: Values over the environment's defaults.
+            new: What is wished for.
             request_id: Identifies the request within the project.
             digest: Hash of the whole request.
 
@@ -112,15 +115,15 @@ class InstanceRegistry:
             EnvironmentNotFoundError: If no environment has this name.
             InvalidFieldError: If the config is wrong.
             RequestIdReusedError: If the id was used with another body, or its instance is gone.
-            CapacityExhaustedError: If too many instances live.
+            CapacityExhaustedError: If too many instances live, or are being started.
             EnvironmentFailedError: If the environment failed.
         """
-        key = (project, request_id)
+        key = (new.project, request_id)
         created = self._creations.find(key, digest)
         if created is None:
-            spec = self._environments.get(environment)
-            merged = spec.merge_config(config)
-            created = self._spawn(self._create(project, spec, seed, merged))
+            spec = self._environments.get(new.environment)
+            merged = spec.merge_config(new.config)
+            created = self._spawn(self._create(new, spec, merged))
             self._creations.add(key, digest, created)
         view = await asyncio.shield(created)
         if view.name not in self._instances:
@@ -139,15 +142,21 @@ class InstanceRegistry:
             AbortedError: If the index is neither the next nor a repeat of the last.
             EnvironmentFailedError: If the environment failed.
         """
+        return await asyncio.shield(self.begin_step(project, name, step_index, action))
+
+    def begin_step(
+        self, project: str, name: InstanceName, step_index: int, action: Action
+    ) -> asyncio.Task[StepResult]:
+        """Do as `step`, without waiting; the task goes on if its caller leaves."""
         instance = self._find(project, name)
         self._touch(instance)
         last = instance.last_step
         if last is not None and last.index == step_index and last.action == action:
-            return await asyncio.shield(last.task)
+            return last.task
         self._check_step(instance, step_index)
         task = self._spawn(self._step(instance, step_index, action))
         instance.last_step = AppliedStep(step_index, action, task)
-        return await asyncio.shield(task)
+        return task
 
     def get(self, project: str, name: InstanceName) -> InstanceView:
         """Return an instance.
@@ -165,10 +174,11 @@ class InstanceRegistry:
     def expire(self) -> int:
         """Remove what was not used for a while; return how many."""
         now_s = self._clock()
+        gone = self.clients.take_gone()
         expired = [
             instance
             for instance in self._instances.values()
-            if instance.expires_s <= now_s and not instance.is_busy
+            if not instance.is_busy and (instance.expires_s <= now_s or instance.client in gone)
         ]
         for instance in expired:
             self._remove(instance)
@@ -185,42 +195,59 @@ class InstanceRegistry:
         ACTIVE_INSTANCES.set(0)
 
     async def _create(
-        self, project: str, spec: EnvironmentSpec, seed: int, config: Mapping[str, JsonValue]
+        self, new: NewInstance, spec: EnvironmentSpec, config: Mapping[str, JsonValue]
     ) -> InstanceView:
-        self._admit(project)
         drawn = secrets.token_hex(12)
-        name = InstanceName(project, spec.name, f"{self._tag}-{drawn}" if self._tag else drawn)
-        self._num_creating[project] = self._num_creating.get(project, 0) + 1
-        try:
-            worker = await self._workers.assign(project)
-        except BaseException:
-            self._num_creating[project] -= 1
-            raise
+        name = InstanceName(new.project, spec.name, f"{self._tag}-{drawn}" if self._tag else drawn)
+        with self._capacity.starting(new.project):
+            begin_s = time.perf_counter()
+            outcome = "error"
+            statistics = self.statistics.begin(StatisticsKey(new.project, new.job, spec.name))
+            try:
+                worker, observation = await self._start(name, spec, new.seed, config)
+                outcome = "ok"
+            except EnvironmentFailedError as error:
+                statistics.num_episodes += 1
+                self._report_failure(spec.name, statistics, error)
+                raise
+            finally:
+                RESET_SECONDS.labels(spec.name, outcome).observe(time.perf_counter() - begin_s)
+        statistics.num_episodes += 1
+        instance = LiveInstance(
+            name,
+            worker,
+            observation,
+            self._clock() + self._limits.ttl_s,
+            statistics,
+            (new.project, new.client_id) if new.client_id else None,
+            span=spans.current() if spans.is_on() else None,
+        )
+        self._instances[name] = instance
+        self._capacity.add(new.project)
+        ACTIVE_INSTANCES.set(self._capacity.num_live)
+        while len(self._ended) > self._limits.max_instances * _ENDED_FACTOR:
+            self._remove(self._instances[next(iter(self._ended))])
+        return self._view(instance)
+
+    async def _start(
+        self, name: InstanceName, spec: EnvironmentSpec, seed: int, config: Mapping[str, JsonValue]
+    ) -> tuple[Worker, Observation]:
+        worker = await self._workers.assign(name.project)
         worker.num_instances += 1
-        begin_s = time.perf_counter()
-        outcome = "error"
         try:
             observation = await worker.create(
                 name.instance, spec.class_path, spec.settings, seed, config
             )
-            outcome = "ok"
-        except BaseException as error:
+        except BaseException:
             worker.num_instances -= 1
-            if isinstance(error, EnvironmentFailedError):
-                self._report_failure(spec.name, error)
             raise
-        finally:
-            self._num_creating[project] -= 1
-            RESET_SECONDS.labels(spec.name, outcome).observe(time.perf_counter() - begin_s)
-        instance = LiveInstance(name, worker, observation, self._clock() + self._limits.ttl_s)
-        self._instances[name] = instance
-        self._count()
-        return self._view(instance)
+        return worker, observation
 
     async def _step(self, instance: LiveInstance, index: int, action: Action) -> StepResult:
         environment = instance.name.environment
         begin_s = time.perf_counter()
         outcome = "error"
+        span = begin_step_span(instance, index) if spans.is_on() else None
         try:
             result = await instance.worker.step(instance.name.instance, action)
             outcome = "ok"
@@ -232,11 +259,19 @@ class InstanceRegistry:
             instance.last_step = None
             raise
         finally:
-            STEP_SECONDS.labels(environment, outcome).observe(time.perf_counter() - begin_s)
+            time_s = time.perf_counter() - begin_s
+            STEP_SECONDS.labels(environment, outcome).observe(time_s)
+            if span is not None:
+                span.end(problem="" if outcome == "ok" else outcome)
         instance.num_steps = index + 1
         instance.observation = result.observation
+        instance.reward += result.reward
+        instance.statistics.add_step(time_s)
         if result.done:
             instance.state = InstanceState.FINISHED
+            instance.statistics.add_end(instance.reward)
+            EPISODES.labels(environment, InstanceState.FINISHED.value).inc()
+            EPISODE_REWARD.labels(environment).observe(instance.reward)
             self._release(instance)
         self._touch(instance)
         return result
@@ -271,28 +306,9 @@ class InstanceRegistry:
         self._notice_loss(instance)
         return instance
 
-    def _admit(self, project: str) -> None:
-        """Refuse an instance that would exceed a limit."""
+    def _notice_losses(self) -> None:
         for instance in list(self._instances.values()):
             self._notice_loss(instance)
-        active = [i for i in self._instances.values() if i.state is InstanceState.ACTIVE]
-        creating = self._num_creating
-        num_all = len(active) + sum(creating.values())
-        num_own = sum(i.name.project == project for i in active) + creating.get(project, 0)
-        for number, limit, of_what in (
-            (num_all, self._limits.max_instances, "the pod"),
-            (num_own, self._limits.max_project_instances, f"project {project}"),
-        ):
-            if number >= limit:
-                raise CapacityExhaustedError(
-                    f"{number} environment instances of {of_what} are live, the limit is {limit}; "
-                    "delete one, or retry later",
-                    retry_after_s=_CAPACITY_RETRY_S,
-                    limit=limit,
-                )
-        ended = [i for i in self._instances.values() if i.state is not InstanceState.ACTIVE]
-        for instance in ended[: -self._limits.max_instances * _ENDED_FACTOR]:
-            self._remove(instance)
 
     def _notice_loss(self, instance: LiveInstance) -> None:
         """Fail an instance whose worker is gone."""
@@ -306,12 +322,16 @@ class InstanceRegistry:
         instance.state = InstanceState.FAILED
         instance.failure = error
         instance.observation = Observation()
-        self._report_failure(instance.name.environment, error)
+        self._report_failure(instance.name.environment, instance.statistics, error)
         self._release(instance)
 
-    def _report_failure(self, environment: str, error: EnvironmentFailedError) -> None:
+    def _report_failure(
+        self, environment: str, statistics: JobStatistics, error: EnvironmentFailedError
+    ) -> None:
         cause = error.metadata.get("cause", RAISED)
+        statistics.num_failures[cause] += 1
         FAILURES.labels(environment, cause).inc()
+        EPISODES.labels(environment, InstanceState.FAILED.value).inc()
         logger.warning("episode lost", extra={"environment": environment, "cause": cause})
 
     def _release(self, instance: LiveInstance) -> None:
@@ -322,12 +342,17 @@ class InstanceRegistry:
         instance.worker.num_instances -= 1
         if instance.worker.loss is None:
             self._spawn(instance.worker.close(instance.name.instance))
-        self._count()
+        self._ended[instance.name] = None
+        self._capacity.remove(instance.name.project)
+        ACTIVE_INSTANCES.set(self._capacity.num_live)
 
     def _remove(self, instance: LiveInstance) -> None:
-        self._instances.pop(instance.name, None)
+        if instance.state is InstanceState.ACTIVE and instance.in_worker:
+            instance.statistics.num_abandoned += 1
+            EPISODES.labels(instance.name.environment, "abandoned").inc()
         self._release(instance)
-        self._count()
+        self._instances.pop(instance.name, None)
+        self._ended.pop(instance.name, None)
 
     def _touch(self, instance: LiveInstance) -> None:
         instance.expires_s = self._clock() + self._limits.ttl_s
@@ -341,9 +366,6 @@ class InstanceRegistry:
             num_steps=instance.num_steps,
             expire_time=self._now() + left,
         )
-
-    def _count(self) -> None:
-        ACTIVE_INSTANCES.set(sum(instance.in_worker for instance in self._instances.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return start(work, self._tasks)

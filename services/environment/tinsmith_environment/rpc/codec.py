@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping
 
 from google.protobuf import struct_pb2, timestamp_pb2
 
 from tinsmith import names
+from tinsmith.environments.observation_codec import encode_observation
 from tinsmith.rpc.error_codec import encode_code
 from tinsmith.tensors import TensorFormatError, decode_tensor
+from tinsmith.text.tool_notations import is_function_name
 from tinsmith.v1 import environment_pb2, trajectories_pb2
-from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
-from tinsmith_environment.instances.instance import InstanceState, InstanceView
+from tinsmith_environment.environment import Action, JsonValue, StepResult, ToolCall
+from tinsmith_environment.instances.instance import InstanceState, InstanceView, NewInstance
+from tinsmith_environment.instances.statistics import JobStatistics, StatisticsKey
 from tinsmith_environment.registry import EnvironmentSpec
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError, TinsmithError
 
 DOMAIN = "environment.tinsmith"
+MAX_BATCH_STEPS = 256
+"""Steps, or results, of one message of a stream."""
+
+_MAX_JOB_CHARACTERS = 63
+
+_MAX_TOOL_CALLS = 128
 
 _STATES = {
     InstanceState.ACTIVE: environment_pb2.EnvironmentInstance.STATE_ACTIVE,
@@ -45,8 +55,10 @@ def decode_action(message: trajectories_pb2.Action) -> Action:
     """
     match message.WhichOneof("content"):
         case "text":
-            return Action(text=message.text)
+            return Action(text=message.text, tool_calls=_decode_calls(message))
         case "tokens":
+            if message.tool_calls:
+                raise InvalidFieldError("action.tool_calls", "must be empty beside tokens")
             try:
                 tokens = decode_tensor(message.tokens)
             except TensorFormatError as error:
@@ -58,9 +70,91 @@ def decode_action(message: trajectories_pb2.Action) -> Action:
             raise InvalidFieldError("action", "must hold text or tokens")
 
 
+def _decode_calls(message: trajectories_pb2.Action) -> tuple[ToolCall, ...]:
+    calls = tuple(ToolCall(call.name, call.arguments_json, call.id) for call in message.tool_calls)
+    if len(calls) > _MAX_TOOL_CALLS:
+        raise InvalidFieldError(
+            "action.tool_calls", f"has {len(calls)} calls, at most {_MAX_TOOL_CALLS} may be"
+        )
+    for index, call in enumerate(calls):
+        if not is_function_name(call.name):
+            raise InvalidFieldError(f"action.tool_calls[{index}].name", "is no name of a tool")
+        try:
+            call.read_arguments()
+        except (ValueError, RecursionError) as error:
+            raise InvalidFieldError(
+                f"action.tool_calls[{index}].arguments_json", "is no JSON object"
+            ) from error
+    return calls
+
+
 def decode_config(message: struct_pb2.Struct) -> dict[str, JsonValue]:
     """Return a config; whole numbers as int, since a Struct knows only doubles."""
     return {key: _decode_value(value) for key, value in message.fields.items()}
+
+
+def decode_new_instance(
+    name: names.EnvironmentName, request: environment_pb2.CreateInstanceRequest
+) -> NewInstance:
+    """Return what a request wishes for.
+
+    Raises:
+        InvalidFieldError: If a field is not valid.
+    """
+    return NewInstance(
+        project=name.project,
+        environment=name.environment,
+        seed=request.seed,
+        config=decode_config(request.config),
+        client_id=decode_client_id(request.client_id) if request.client_id else "",
+        job=decode_job(request.job),
+    )
+
+
+def decode_client_id(value: str) -> str:
+    """Return the id of a client.
+
+    Raises:
+        InvalidFieldError: If it is none.
+    """
+    try:
+        return str(uuid.UUID(value))
+    except ValueError as error:
+        raise InvalidFieldError("client_id", f"must be a UUID, got {value!r:.64}") from error
+
+
+def decode_job(value: str) -> str:
+    """Return the name of a job; empty for none.
+
+    Raises:
+        InvalidFieldError: If it is too long.
+    """
+    if len(value) > _MAX_JOB_CHARACTERS:
+        raise InvalidFieldError(
+            "job", f"must have at most {_MAX_JOB_CHARACTERS} characters, got {len(value)}"
+        )
+    return value
+
+
+def encode_statistics(
+    key: StatisticsKey, statistics: JobStatistics
+) -> environment_pb2.EnvironmentStatistics:
+    """Return the message of what the episodes of a job came to."""
+    start_time = timestamp_pb2.Timestamp()
+    start_time.FromDatetime(statistics.start_time)
+    return environment_pb2.EnvironmentStatistics(
+        environment=str(names.EnvironmentName(key.project, key.environment)),
+        job=key.job,
+        num_episodes=statistics.num_episodes,
+        num_finished=statistics.num_finished,
+        num_abandoned=statistics.num_abandoned,
+        num_failures=statistics.num_failures,
+        num_steps=statistics.num_steps,
+        step_time_p50_seconds=statistics.step_time_s(0.5),
+        step_time_p99_seconds=statistics.step_time_s(0.99),
+        mean_reward=statistics.mean_reward,
+        start_time=start_time,
+    )
 
 
 def encode_environment(project: str, spec: EnvironmentSpec) -> environment_pb2.Environment:
@@ -82,20 +176,7 @@ def encode_instance(view: InstanceView) -> environment_pb2.EnvironmentInstance:
         observation=encode_observation(view.observation),
         num_steps=view.num_steps,
         expire_time=expire_time,
-    )
-
-
-def encode_observation(observation: Observation) -> trajectories_pb2.Observation:
-    """Return the message of an observation."""
-    return trajectories_pb2.Observation(
-        messages=[
-            trajectories_pb2.ChatMessage(role=message.role, content=message.content)
-            for message in observation.messages
-        ],
-        images=[
-            trajectories_pb2.ImageChunk(data=image.data, format=image.format)
-            for image in observation.images
-        ],
+        max_batch_steps=MAX_BATCH_STEPS,
     )
 
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 from tinsmith import names
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc
+from tinsmith_environment.environment import StepResult
 from tinsmith_environment.instances.instances import InstanceRegistry, instance_not_found
 from tinsmith_environment.registry import EnvironmentRegistry, environment_not_found
 from tinsmith_environment.rpc import codec
-from tinsmith_runtime.errors import (
-    InstanceNotFoundError,
-    NotFoundError,
-    TinsmithError,
-    internal_error,
-)
+from tinsmith_environment.rpc.step_stream import StepStream
+from tinsmith_runtime.errors import InstanceNotFoundError, NotFoundError
 from tinsmith_runtime.rpc.auth import Caller, current_caller
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import current_body, decode_name_part, digest_of, parse_name
 
-logger = logging.getLogger(__name__)
-
 Context = Any
-_Answers = asyncio.Queue[environment_pb2.StepInstancesResponse | Exception | None]
 
 
 class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
@@ -35,7 +29,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     Args:
         environments: What can be played.
         instances: What is being played.
-        max_stream_steps: Steps of one stream that run, or wait to be read, at once.
+        max_stream_steps: Steps of one stream that run, or whose results wait, at once.
     """
 
     def __init__(
@@ -52,10 +46,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def ListEnvironments(
         self, request: environment_pb2.ListEnvironmentsRequest, context: Context
     ) -> environment_pb2.ListEnvironmentsResponse:
-        project = parse_name(names.ProjectName, request.parent, "parent").project
-        current_caller().require_project(
-            project, lambda: NotFoundError(f"{request.parent} does not exist", parent=project)
-        )
+        project = _own_project(request.parent)
         specs, token = take_page(
             f"{request.parent}/environments",
             self._environments.specs,
@@ -73,10 +64,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         name = parse_name(names.EnvironmentName, request.parent, "parent")
         current_caller().require_project(name.project, lambda: environment_not_found(str(name)))
         view = await self._instances.create(
-            name.project,
-            name.environment,
-            seed=request.seed,
-            config=codec.decode_config(request.config),
+            codec.decode_new_instance(name, request),
             request_id=decode_name_part(request.request_id),
             digest=digest_of(current_body()),
         )
@@ -85,28 +73,22 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def StepInstance(
         self, request: environment_pb2.StepInstanceRequest, context: Context
     ) -> environment_pb2.StepInstanceResponse:
-        return await self._step(current_caller(), request)
+        task = self._begin_step(current_caller(), request)
+        return codec.encode_step(await asyncio.shield(task))
 
     async def StepInstances(
         self,
         request_iterator: AsyncIterator[environment_pb2.StepInstancesRequest],
         context: Context,
     ) -> AsyncIterator[environment_pb2.StepInstancesResponse]:
-        answers: _Answers = asyncio.Queue()
-        # A place is held until its answer was read, so a slow reader slows the stream down.
-        places = asyncio.Semaphore(self._max_stream_steps)
-        reader = asyncio.create_task(
-            self._read_steps(current_caller(), request_iterator, answers, places)
+        stream = StepStream(
+            self._instances.clients,
+            functools.partial(self._begin_step, current_caller()),
+            current_caller(),
+            max_steps=self._max_stream_steps,
         )
-        try:
-            while (answer := await answers.get()) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
-                places.release()
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+        async for answer in stream.serve(request_iterator):
+            yield answer
 
     async def GetInstance(
         self, request: environment_pb2.GetInstanceRequest, context: Context
@@ -124,53 +106,47 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
             self._instances.delete(_acting_project(current_caller(), name), name)
         return environment_pb2.DeleteInstanceResponse()
 
-    async def _step(
-        self,
-        caller: Caller,
-        request: environment_pb2.StepInstanceRequest | environment_pb2.StepInstancesRequest,
-    ) -> environment_pb2.StepInstanceResponse:
+    async def ListEnvironmentStatistics(
+        self, request: environment_pb2.ListEnvironmentStatisticsRequest, context: Context
+    ) -> environment_pb2.ListEnvironmentStatisticsResponse:
+        project = _own_project(request.parent)
+        job = codec.decode_job(request.job)
+        found, token = take_page(
+            f"{request.parent}/environmentStatistics/{job}",
+            self._instances.statistics.of(project, job),
+            lambda pair: f"{pair[0].job}/{pair[0].environment}",
+            request,
+        )
+        return environment_pb2.ListEnvironmentStatisticsResponse(
+            statistics=[codec.encode_statistics(key, entry) for key, entry in found],
+            next_page_token=token,
+        )
+
+    async def ResetEnvironmentStatistics(
+        self, request: environment_pb2.ResetEnvironmentStatisticsRequest, context: Context
+    ) -> environment_pb2.ResetEnvironmentStatisticsResponse:
+        project = _own_project(request.parent)
+        self._instances.statistics.reset(project, codec.decode_job(request.job))
+        return environment_pb2.ResetEnvironmentStatisticsResponse()
+
+    def _begin_step(
+        self, caller: Caller, request: environment_pb2.StepInstanceRequest
+    ) -> asyncio.Task[StepResult]:
         name = parse_name(names.InstanceName, request.instance, "instance")
-        result = await self._instances.step(
+        return self._instances.begin_step(
             _acting_project(caller, name),
             name,
             codec.decode_step_index(request.step_index),
             codec.decode_action(request.action),
         )
-        return codec.encode_step(result)
 
-    async def _read_steps(
-        self,
-        caller: Caller,
-        requests: AsyncIterator[environment_pb2.StepInstancesRequest],
-        answers: _Answers,
-        places: asyncio.Semaphore,
-    ) -> None:
-        """Start each step of a stream; put None, or what ended the stream, behind the answers."""
-        end: Exception | None = None
-        async with asyncio.TaskGroup() as steps:
-            try:
-                async for request in requests:
-                    await places.acquire()
-                    steps.create_task(self._answer_step(caller, request, answers))
-            except Exception as error:
-                # A malformed message ends the stream; steps before it are answered.
-                end = error
-        answers.put_nowait(end)
 
-    async def _answer_step(
-        self, caller: Caller, request: environment_pb2.StepInstancesRequest, answers: _Answers
-    ) -> None:
-        answer = environment_pb2.StepInstancesResponse(
-            instance=request.instance, step_index=request.step_index
-        )
-        try:
-            answer.step.CopyFrom(await self._step(caller, request))
-        except TinsmithError as error:
-            answer.failure.CopyFrom(codec.encode_failure(error))
-        except Exception:
-            logger.exception("step of a stream failed by a bug")
-            answer.failure.CopyFrom(codec.encode_failure(internal_error()))
-        answers.put_nowait(answer)
+def _own_project(parent: str) -> str:
+    project = parse_name(names.ProjectName, parent, "parent").project
+    current_caller().require_project(
+        project, lambda: NotFoundError(f"{parent} does not exist", parent=project)
+    )
+    return project
 
 
 def _acting_project(caller: Caller, name: names.InstanceName) -> str:

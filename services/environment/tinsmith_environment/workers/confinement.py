@@ -35,6 +35,7 @@ _LANDLOCK_SCOPE_ABI = 6
 # Abstract sockets of others, and signals to them.
 _LANDLOCK_SCOPES = 1 | 2
 _SIGKILL = 9
+_OOM_SCORE_PATH = "/proc/self/oom_score_adj"
 _OOM_FIRST = "1000"
 _IS_LINUX = sys.platform == "linux"
 
@@ -76,17 +77,31 @@ def guard_pod(*, has_own_users: bool) -> None:
         return
     if not (has_own_users or has_signal_scope()):
         logger.warning("workers may send signals to the pod: set worker_uid_base")
-    _prctl(_PR_SET_DUMPABLE, 0)
+    hide()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def confine(limits: ProcessLimits, *, has_own_user: bool) -> None:
-    """Give up what an environment has no use for; called in the worker, before any import of it.
+def allow_open_files(number: int) -> None:
+    """Let this process have so many files open, if it may allow itself that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= number:
+        return
+    if hard != resource.RLIM_INFINITY:
+        number = min(number, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+
+
+def confine(limits: ProcessLimits, *, has_own_user: bool, is_fork_server: bool = False) -> None:
+    """Give up what an environment has no use for; called before any import of it.
+
+    A worker of a confined fork server calls this again: its signals then stay below itself.
 
     Args:
-        limits: What the worker and its children are held to.
-        has_own_user: Whether no other process has the worker's user. The kernel counts processes
-            by user, so that it can hold the limit of processes only then.
+        limits: What the process and its children are held to.
+        has_own_user: Whether no other process has its user. The kernel counts processes by user,
+            so that it can hold the limit of processes only then.
+        is_fork_server: Whether workers are to be forked from it. What they leave behind is the
+            pod's then.
 
     Raises:
         OSError: If the kernel refuses.
@@ -104,17 +119,48 @@ def confine(limits: ProcessLimits, *, has_own_user: bool) -> None:
             _limit(kind, value)
     if not _IS_LINUX:
         return
-    # Out of memory takes the worker, not the pod.
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(_OOM_FIRST)
-    # All that it starts stays below it, whatever session that opens.
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    be_first_out_of_memory()
+    if not is_fork_server:
+        # All that it starts stays below it, whatever session that opens.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    end_with_parent()
     _drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if has_signal_scope():
         _keep_signals()
     # Workers of two projects may have one user.
+    hide()
+
+
+def be_first_out_of_memory() -> None:
+    """Let the kernel end this process, and those that it forks, before the pod.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    with open(_OOM_SCORE_PATH) as file:
+        if file.read().strip() == _OOM_FIRST:
+            # Inherited; a process that is hidden could not set it.
+            return
+    with open(_OOM_SCORE_PATH, "w") as file:
+        file.write(_OOM_FIRST)
+
+
+def end_with_parent() -> None:
+    """End this process when the thread that started it does.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def hide() -> None:
+    """Close the memory and the files of this process to others of its user.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
     _prctl(_PR_SET_DUMPABLE, 0)
 
 

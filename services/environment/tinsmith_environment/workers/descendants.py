@@ -20,13 +20,37 @@ _MAX_PASSES = 100
 
 def descendants_of(root: int) -> set[int]:
     """Return the processes below a process, without it."""
-    return _below(root, _children())
+    return _below(root, _children()) if _has_children(root) else set()
 
 
 def count_descendants(roots: Sequence[int]) -> list[int]:
-    """Return how many processes are below each of some, by one look at all."""
-    children = _children()
-    return [len(_below(root, children)) for root in roots]
+    """Return how many processes are below each of some."""
+    parents = [root for root in roots if _has_children(root)]
+    children = _children() if parents else {}
+    return [len(_below(root, children)) if root in parents else 0 for root in roots]
+
+
+def num_threads_of_system() -> int:
+    """Return how many threads there are, by one short read; 0 where it is not known."""
+    try:
+        with open(_PROC / "loadavg", "rb") as file:
+            return int(file.read().split()[3].partition(b"/")[2])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _has_children(pid: int) -> bool:
+    """Return whether a process has children; most workers have none, and this is a short look."""
+    folder = f"{_PROC}/{pid}/task"
+    try:
+        for thread in os.listdir(folder):
+            with open(f"{folder}/{thread}/children", "rb") as file:
+                if file.read(1):
+                    return True
+    except OSError:
+        # A thread has ended, or the kernel has no such file.
+        return os.path.exists(folder)
+    return False
 
 
 def _below(root: int, children: Mapping[int, Sequence[int]]) -> set[int]:

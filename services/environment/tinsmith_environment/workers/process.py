@@ -1,9 +1,10 @@
-"""`python -m tinsmith_environment.workers.process`: runs environments, one call at a time.
+"""What a worker process does: it runs environments, one call at a time.
 
-Started by `workers.py` for a pod. Requests come on standard input, replies go to standard output;
-before any environment is imported both are moved elsewhere, so that a `print` or `input` of an
-environment cannot break the protocol. The process ends when its input does: a pod that dies leaves
-no worker behind, even one that hangs, because a second thread watches the input.
+A fork server (`fork_server`) forks it; where there is none, it is started as
+`python -m tinsmith_environment.workers.process`. Requests and replies travel on a socket that comes
+as standard input. Before any environment is imported it is moved elsewhere, so that a `print` or
+`input` of an environment cannot break the protocol. A pod that dies leaves no worker behind, even
+one that hangs: the kernel ends it, and on systems other than Linux a second thread does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import queue
+import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
 from tinsmith_environment.workers import protocol
@@ -25,6 +27,7 @@ from tinsmith_environment.workers.confinement import ProcessLimits, confine
 FAILED = "failed"
 INVALID = "invalid"
 _MAX_MESSAGE_CHARACTERS = 500
+_PARENT_POLL_S = 1.0
 
 
 class _RefusedError(Exception):
@@ -37,15 +40,22 @@ class _RefusedError(Exception):
 
 
 class WorkerLoop:
-    """Serves the requests of one pod."""
+    """Serves the requests of one pod.
 
-    def __init__(self) -> None:
+    Args:
+        max_reply_bytes: Of one reply; an environment that would send more has failed.
+    """
+
+    def __init__(self, max_reply_bytes: int = protocol.MAX_FRAME_BYTES) -> None:
         self._instances: dict[str, Environment] = {}
+        self._max_reply_bytes = max_reply_bytes
 
     def answer(self, request: Mapping[str, Any]) -> bytes:
         """Return the reply to a request, as a frame."""
         try:
-            return protocol.encode_frame({"ok": True, **self._apply(request)})
+            return protocol.encode_frame(
+                {"ok": True, **self._apply(request)}, max_bytes=self._max_reply_bytes
+            )
         except _RefusedError as error:
             return protocol.encode_frame(
                 {"ok": False, "kind": INVALID, "field": error.field, "problem": error.problem}
@@ -115,34 +125,46 @@ def _describe(error: BaseException) -> dict[str, str]:
     return {"message": message, "where": where}
 
 
-def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Hand over each request; end the process when the pod is gone."""
-    while header := stream.read(protocol.HEADER.size):
-        body = stream.read(protocol.decode_length(header))
-        requests.put(protocol.decode_body(body))
+def _end_with_parent(parent: int) -> None:
+    """End this process once its parent is gone; for systems whose kernel does not."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
     os._exit(0)
 
 
-def main() -> None:
-    """Serve until the input ends."""
-    told = json.loads(sys.argv[1])
+def serve(told: Mapping[str, Any]) -> None:
+    """Give up what environments have no use for, then answer requests until their end.
+
+    Args:
+        told: What the pod says of limits and of the user; see `WorkerStarter`.
+    """
+    parent = os.getppid()
     confine(ProcessLimits(**told["limits"]), has_own_user=told["has_own_user"])
-    stream_in = os.fdopen(os.dup(0), "rb")
-    stream_out = os.fdopen(os.dup(1), "wb", buffering=0)
+    if os.getppid() != parent:
+        # It died before its end could be noticed.
+        os._exit(0)
+    if sys.platform != "linux":
+        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    calls = socket.socket(fileno=os.dup(0))
+    calls.setblocking(True)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process.
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(stream_in, requests), daemon=True).start()
-    loop = WorkerLoop()
-    stream_out.write(protocol.encode_frame({"ok": True, "pid": os.getpid()}))
-    while True:
-        frame = loop.answer(requests.get())
-        view = memoryview(frame)
-        while view:
-            view = view[stream_out.write(view) :]
+    loop = WorkerLoop(told["max_reply_bytes"])
+    calls.sendall(protocol.encode_frame({"ok": True, "pid": os.getpid()}))
+    requests = calls.makefile("rb")
+    while header := requests.read(protocol.HEADER.size):
+        request = protocol.decode_body(requests.read(protocol.decode_length(header)))
+        calls.sendall(loop.answer(request))
+
+
+def main() -> None:
+    """Serve until the requests end, or the pod does."""
+    serve(json.loads(sys.argv[1]))
+    # Threads of environments hold nothing up.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the pod and its worker processes say to each other: length-prefixed JSON over pipes.
+"""What the pod and its worker processes say to each other: length-prefixed JSON over a socket.
 
 JSON and not pickle, because a worker runs code that the pod must not trust: a reply can be wrong,
 it cannot run anything. A frame is four bytes of length, big-endian, and UTF-8 JSON. The worker
@@ -15,7 +15,16 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from tinsmith_environment.environment import Action, Image, Message, Observation, StepResult
+from tinsmith.environments.chat_messages import (
+    ObservationError,
+    from_chat_message,
+    from_chat_tool,
+    place_images,
+    to_chat_message,
+    to_chat_tool,
+)
+from tinsmith.images import ImageError, image_size
+from tinsmith_environment.environment import Action, Image, Observation, StepResult, ToolCall
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 * 2**20
@@ -25,7 +34,7 @@ class FrameError(ValueError):
     """Bytes that are not a frame, or a value that has no JSON form."""
 
 
-def encode_frame(value: Mapping[str, Any]) -> bytes:
+def encode_frame(value: Mapping[str, Any], *, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Return the bytes of a message.
 
     Raises:
@@ -35,8 +44,8 @@ def encode_frame(value: Mapping[str, Any]) -> bytes:
         body = json.dumps(value, allow_nan=False, default=_to_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(str(error)) from error
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_FRAME_BYTES}")
+    if len(body) > max_bytes:
+        raise FrameError(f"{len(body)} bytes exceed the limit of {max_bytes}")
     return HEADER.pack(len(body)) + body
 
 
@@ -69,15 +78,17 @@ def decode_body(body: bytes) -> dict[str, Any]:
 
 def encode_action(action: Action) -> dict[str, Any]:
     """Return the JSON form of an action."""
-    if action.text is not None:
-        return {"text": action.text}
-    return {"tokens": list(action.tokens or ())}
+    if action.text is None:
+        return {"tokens": list(action.tokens or ())}
+    calls = [[call.name, call.arguments, call.id] for call in action.tool_calls]
+    return {"text": action.text, "tool_calls": calls}
 
 
 def decode_action(value: Mapping[str, Any]) -> Action:
     """Return the action of its JSON form."""
     if "text" in value:
-        return Action(text=value["text"])
+        calls = tuple(ToolCall(*call) for call in value["tool_calls"])
+        return Action(text=value["text"], tool_calls=calls)
     return Action(tokens=tuple(value["tokens"]))
 
 
@@ -89,23 +100,40 @@ def encode_observation(observation: object) -> dict[str, Any]:
     """
     if not isinstance(observation, Observation):
         raise FrameError(f"expected an Observation, got {type(observation).__name__}")
-    for message in observation.messages:
-        if not (isinstance(message.role, str) and isinstance(message.content, str)):
-            raise FrameError("role and content of a message must be strings")
-    return {
-        "messages": [[message.role, message.content] for message in observation.messages],
-        "images": [
-            [image.format, base64.b64encode(image.data).decode()] for image in observation.images
-        ],
-    }
+    try:
+        messages = [to_chat_message(message) for message in observation.messages]
+        place_images(messages, len(observation.images))
+        return {
+            "messages": messages,
+            "images": [_encode_image(image) for image in observation.images],
+            "tools": [to_chat_tool(tool) for tool in observation.tools],
+        }
+    except ObservationError as error:
+        raise FrameError(str(error)) from error
 
 
 def decode_observation(value: Mapping[str, Any]) -> Observation:
     """Return the observation of its JSON form."""
     return Observation(
-        tuple(Message(role, content) for role, content in value["messages"]),
+        tuple(from_chat_message(chat) for chat in value["messages"]),
         tuple(Image(base64.b64decode(data), kind) for kind, data in value["images"]),
+        tuple(from_chat_tool(chat) for chat in value["tools"]),
     )
+
+
+def _encode_image(image: object) -> list[str]:
+    """Return the JSON form of an image, whose header was read.
+
+    Raises:
+        ObservationError: If it is none.
+    """
+    try:
+        if not (isinstance(image, Image) and isinstance(image.data, bytes)):
+            raise ObservationError(f"expected an Image of bytes, got {type(image).__name__}")
+        image_size(image.data, image.format)
+    except ImageError as error:
+        raise ObservationError(str(error)) from error
+    return [image.format, base64.b64encode(image.data).decode()]
 
 
 def encode_result(result: object) -> dict[str, Any]:

@@ -14,14 +14,17 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
 from tinsmith_environment.workers import protocol
 from tinsmith_environment.workers.descendants import kill_tree
+from tinsmith_environment.workers.frame_channel import ChannelClosedError, FrameChannel
+from tinsmith_environment.workers.starters import StartedProcess, WorkerStarter
 from tinsmith_runtime.errors import (
     EnvironmentFailedError,
     InvalidFieldError,
@@ -35,6 +38,9 @@ CRASHED = "crashed"
 STOPPED = "stopped"
 
 _CLOSE_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 1.0
+# A reply that takes longer to decode than the event loop may be held up.
+_LARGE_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,7 @@ class WorkerProcess:
     """One process; implements `Worker`.
 
     Args:
-        command: Program and arguments.
-        variables: Its environment variables.
+        starter: Starts it.
         step_timeout_s: Longest time of one call.
         show_output: Whether what it prints goes to the pod's standard error.
         max_output_bytes: Of that; the rest is read and dropped.
@@ -104,8 +109,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
-        variables: Mapping[str, str],
+        starter: WorkerStarter,
         *,
         step_timeout_s: float,
         show_output: bool,
@@ -115,18 +119,21 @@ class WorkerProcess:
     ) -> None:
         self.project: str | None = None
         """The one project that it serves, from the first instance on."""
-        self._max_output_bytes = max_output_bytes
-        self._max_reply_bytes = max_reply_bytes
-        self._uid = uid
-        self._output: asyncio.Task[None] | None = None
         self.num_instances = 0
-        self._command = command
-        self._variables = variables
+        self._starter = starter
         self._step_timeout_s = step_timeout_s
         self._show_output = show_output
+        self._max_output_bytes = max_output_bytes
+        self._uid = uid
+        self._output: asyncio.Task[None] | None = None
         self._loss: WorkerLoss | None = None
-        self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: StartedProcess | None = None
+        self._channel = FrameChannel(
+            max_reply_bytes=max_reply_bytes,
+            on_overdue=self._stop_overdue,
+            on_malformed=self._stop_malformed,
+            on_closed=self._expect_end,
+        )
 
     @property
     def loss(self) -> WorkerLoss | None:
@@ -148,41 +155,37 @@ class WorkerProcess:
 
         Raises:
             EnvironmentFailedError: If it does not come up.
+            OSError: If the system refuses.
         """
-        users: dict[str, Any] = {}
-        if self._uid is not None:
-            users = {"user": self._uid, "group": self._uid, "extra_groups": []}
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE if self._show_output else asyncio.subprocess.DEVNULL,
-            env=dict(self._variables),
-            start_new_session=True,
-            limit=2**20,
-            close_fds=True,
-            **users,
-        )
-        if self._process.stderr is not None:
-            self._output = asyncio.create_task(self._forward(self._process.stderr))
-        async with self._turn:
-            await self._receive(timeout_s, what="its start")
+        own, other = socket.socketpair()
+        output = await self._open_output()
+        started = self._channel.call(b"", timeout_s, "its start")
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._channel, own)
+            self._process = await self._starter.start(other.fileno(), output, self._uid)
+        finally:
+            os.close(output)
+            other.close()
+        if self._loss is not None:
+            # It sent nonsense before its number was known.
+            kill_tree(self._process.pid)
+        await self._receive(started)
 
     async def wait_lost(self) -> WorkerLoss:
         """Wait for the end of the process and return why it ended."""
-        process = self._started()
-        code = await process.wait()
+        code = await self._started().wait()
         ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         loss = self._lose(CRASHED, f"its worker process died with {ending}")
-        with contextlib.suppress(OSError, RuntimeError):
-            if process.stdin is not None:
-                process.stdin.close()
+        self._channel.close()
         return loss
 
     def kill(self, cause: str, message: str) -> None:
-        """End the process and what it started."""
+        """End the process and what it started; of several reasons, the first is told."""
         self._lose(cause, message)
-        process = self._started()
+        self._channel.close()
+        process = self._process
+        if process is None:
+            return
         if process.returncode is None:
             kill_tree(process.pid)
         else:
@@ -233,22 +236,13 @@ class WorkerProcess:
             logger.warning("environment did not close", extra={"problem_type": error.reason})
 
     async def _call(self, request: Mapping[str, Any], *, what: str) -> dict[str, Any]:
-        async with self._turn:
-            self._raise_if_lost()
-            timeout_s = _CLOSE_TIMEOUT_S if request["op"] == "close" else self._step_timeout_s
-            stdin = self._started().stdin
-            assert stdin is not None
-            try:
-                frame = protocol.encode_frame(request)
-            except protocol.FrameError as error:
-                raise InvalidFieldError("action", f"cannot be sent: {error}") from error
-            try:
-                stdin.write(frame)
-                reply = await self._receive(timeout_s, what=what)
-            except asyncio.CancelledError:
-                # Its reply would be read by the next call.
-                self.kill(STOPPED, "its worker process was stopped")
-                raise
+        self._raise_if_lost()
+        timeout_s = _CLOSE_TIMEOUT_S if request["op"] == "close" else self._step_timeout_s
+        try:
+            frame = protocol.encode_frame(request)
+        except protocol.FrameError as error:
+            raise InvalidFieldError("action", f"cannot be sent: {error}") from error
+        reply = await self._receive(self._channel.call(frame, timeout_s, what))
         if reply.get("ok"):
             return reply
         if reply.get("kind") == "invalid":
@@ -258,29 +252,50 @@ class WorkerProcess:
             f"the environment failed: {reply.get('message')}{where}", cause=RAISED
         )
 
-    async def _receive(self, timeout_s: float, *, what: str) -> dict[str, Any]:
-        stdout = self._started().stdout
-        assert stdout is not None
+    async def _receive(self, reply: asyncio.Future[bytes]) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(timeout_s):
-                length = protocol.decode_length(await stdout.readexactly(protocol.HEADER.size))
-                if length > self._max_reply_bytes:
-                    raise protocol.FrameError(
-                        f"{length} bytes exceed the limit of {self._max_reply_bytes}"
-                    )
-                return protocol.decode_body(await stdout.readexactly(length))
-        except TimeoutError:
-            self.kill(
-                TIMEOUT,
-                f"{what} in its worker process did not finish within {timeout_s:g} s, so the "
-                "process was stopped",
-            )
+            body = await reply
+        except ChannelClosedError:
+            # The socket closes before the end of the process is known.
+            loss = self._loss or await self.wait_lost()
+            raise_lost(loss)
+        try:
+            if len(body) > _LARGE_BYTES:
+                return await asyncio.to_thread(protocol.decode_body, body)
+            return protocol.decode_body(body)
         except protocol.FrameError as error:
-            self.kill(CRASHED, f"its worker process sent a malformed reply: {error}")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self.wait_lost()
-        self._raise_if_lost()
-        raise AssertionError("a lost worker has a loss")
+            self._stop_malformed(str(error))
+            self._raise_if_lost()
+            raise AssertionError("a lost worker has a loss") from error
+
+    def _stop_overdue(self, what: str, timeout_s: float) -> None:
+        self.kill(
+            TIMEOUT,
+            f"{what} in its worker process did not finish within {timeout_s:g} s, so the process "
+            "was stopped",
+        )
+
+    def _stop_malformed(self, problem: str) -> None:
+        self.kill(CRASHED, f"its worker process sent a malformed reply: {problem}")
+
+    def _expect_end(self) -> None:
+        """Stop a process that has closed its socket, unless it is about to end."""
+        asyncio.get_running_loop().call_later(
+            _END_TIMEOUT_S, self.kill, CRASHED, "its worker process closed its socket"
+        )
+
+    async def _open_output(self) -> int:
+        """Return the descriptor of what the process prints to; to be closed after its start."""
+        if not self._show_output:
+            return os.open(os.devnull, os.O_WRONLY)
+        read, write = os.pipe()
+        reader = asyncio.StreamReader()
+        protocol_of_reader = asyncio.StreamReaderProtocol(reader)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: protocol_of_reader, os.fdopen(read, "rb", 0)
+        )
+        self._output = asyncio.create_task(self._forward(reader))
+        return write
 
     async def _forward(self, stream: asyncio.StreamReader) -> None:
         """Print what the worker prints, up to the limit; read on, so that it is never held up."""
@@ -301,7 +316,7 @@ class WorkerProcess:
         if self._loss is not None:
             raise_lost(self._loss)
 
-    def _started(self) -> asyncio.subprocess.Process:
+    def _started(self) -> StartedProcess:
         if self._process is None:
             raise RuntimeError("the worker was not started")
         return self._process

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tinsmith.v1 import episode_pb2
 from tinsmith_runtime.errors import KeyMissingError, PermissionDeniedError
-from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER, Authenticator, Caller
 from tinsmith_runtime.rpc.peers import current_peer
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
@@ -121,11 +121,18 @@ class Callers:
             raise PermissionDeniedError("the key of the pods is not for clients")
         return Credential(caller, _bearer(key), key)
 
-    def for_pods(self, project: str, pool: str = "") -> Credential:
-        """Return what work of the gateway itself carries, on behalf of a project or pool."""
+    def for_pods(self, project: str, pool: str = "", *, charged_key: str = "") -> Credential:
+        """Return what work of the gateway itself carries, on behalf of a project or pool.
+
+        Args:
+            project: Id of the project.
+            pool: Id of the pool.
+            charged_key: Id of the key whose usage it is; empty if it is not known.
+        """
+        charged = ((CHARGED_KEY_HEADER, charged_key),) if charged_key else ()
         return Credential(
             Caller(project, PodRole.GATEWAY, self._pods.key.identity.key_id, pool),
-            self._pods.metadata,
+            (*self._pods.metadata, *charged),
             str(self._pods.key),
         )
 

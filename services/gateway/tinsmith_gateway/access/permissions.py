@@ -55,6 +55,16 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
         },
     ),
     **_rows(
+        "/page/api",
+        {
+            ALL: "GET:/me",
+            READ: "GET:/events GET:/capabilities GET:/runs GET:/runs/{run} GET:/metrics "
+            "GET:/runs/{run}/curves GET:/runs/{run}/checkpoints GET:/checkpoints GET:/jobs "
+            "GET:/jobs/{job} GET:/episodes GET:/episodes/{episode} GET:/matches "
+            "GET:/matches/{match} GET:/samplers",
+        },
+    ),
+    **_rows(
         "",
         {
             ALL: "GET:/episodes/{episode} POST:/is_episode_claimed GET:/get_engine_status "

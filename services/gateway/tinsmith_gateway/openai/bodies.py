@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from tinsmith.text.tool_forms import ToolRules
+from tinsmith.text.tool_notations import FUNCTION_NAME
 from tinsmith.v1 import trajectories_pb2
-from tinsmith_gateway.openai.text.tool_calls import FUNCTION_NAME
-from tinsmith_gateway.openai.text.tool_forms import ToolRules
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.penalties import Shaping

@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.text.tool_notations import Piece, ToolFormat, detect_format
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
+from tinsmith_gateway.openai.answered_by import AnsweredBy
 from tinsmith_gateway.openai.bodies import ChatBody
 from tinsmith_gateway.openai.codec import Sampled
 from tinsmith_gateway.openai.model_calls import Answered, ModelCalls, Target
@@ -18,7 +20,6 @@ from tinsmith_gateway.openai.rendering import Conversation, Prompt, render
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, until_disconnect
 from tinsmith_gateway.openai.text.completion_text import Answer, chat_logprobs
-from tinsmith_gateway.openai.text.tool_calls import Piece, ToolFormat, detect_format
 from tinsmith_gateway.openai.usage import usage_of
 from tinsmith_runtime.errors import InvalidFieldError
 
@@ -27,10 +28,11 @@ async def chat_completion(calls: ModelCalls, call: Call) -> Response:
     """Answer a conversation."""
     body = await call.parse(ChatBody)
     body.check_offered()
+    completion = ChatCompletion(calls, call, body)
     if body.stream:
-        return await begin_stream(call, lambda it: ChatCompletion(calls, it, body).chunks())
-    work = ChatCompletion(calls, call, body).whole()
-    return JSONResponse(await until_disconnect(call.request, work))
+        return await begin_stream(call, completion.chunks(), completion.answered_by)
+    content = await until_disconnect(call.request, completion.whole())
+    return JSONResponse(content, headers=completion.answered_by.headers)
 
 
 class ChatCompletion:
@@ -48,6 +50,8 @@ class ChatCompletion:
         self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
+        self.answered_by = AnsweredBy()
+        """Which sampler it was."""
         self.id = self._call_id.hex
         """Of the call."""
         self.model = body.model or _episode_model(call)
@@ -64,6 +68,7 @@ class ChatCompletion:
             tool_format = self._tool_format(target)
             prompt, request = await self._prepare(target, tool_format)
             answered = await self._calls.sample(target, request)
+            self.answered_by.note(answered.about_prompt)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
             choices = await target.tokenizer.aside(
                 self._choices, target, tool_format, prompt, answered
@@ -88,6 +93,7 @@ class ChatCompletion:
             last = []
             async for piece in self._calls.stream(target, request):
                 about = piece.about_prompt or about
+                self.answered_by.note(about)
                 answer, index = answers[piece.index], piece.index
                 extra = self._exact(piece.sampled)
                 if index not in begun:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
+from tinsmith.text.tool_forms import CallNotation, ToolRules, structural_tag
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.openai.bodies import SamplingBody
 from tinsmith_gateway.openai.rendering import Prompt
-from tinsmith_gateway.openai.text.tool_forms import CallNotation, ToolRules, structural_tag
 from tinsmith_runtime.errors import InvalidFieldError
 
 StopReason = Literal["", "stop", "length"]

@@ -19,6 +19,7 @@ from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
+from tinsmith_gateway.openai.answered_by import AnsweredBy
 from tinsmith_gateway.openai.bodies import CompletionBody
 from tinsmith_gateway.openai.codec import Sampled
 from tinsmith_gateway.openai.model_calls import Answered, ModelCalls, Target
@@ -40,10 +41,11 @@ async def completion(calls: ModelCalls, call: Call) -> Response:
     body.check_offered()
     if body.max_tokens == 0 and call.credential.episode is not None:
         raise InvalidFieldError("max_tokens", "must be at least 1 under the key of an episode")
+    completion = _Completion(calls, call, body)
     if body.stream:
-        return await begin_stream(call, lambda it: _Completion(calls, it, body).chunks())
-    work = _Completion(calls, call, body).whole()
-    return JSONResponse(await until_disconnect(call.request, work))
+        return await begin_stream(call, completion.chunks(), completion.answered_by)
+    content = await until_disconnect(call.request, completion.whole())
+    return JSONResponse(content, headers=completion.answered_by.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class _Completion:
         self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
+        self.answered_by = AnsweredBy()
         episode = call.credential.episode
         self._head = {
             "id": f"cmpl-{self._call_id.hex}",
@@ -96,6 +99,8 @@ class _Completion:
             choices = await target.tokenizer.aside(self._choices, parts, drawn, target.tokenizer)
             samples = [sampled for answered in drawn for sampled in answered.samples]
             abouts = [answered.about_prompt for answered in drawn]
+            for about in abouts:
+                self.answered_by.note(about)
             usage = usage_of([part.prompt for part in parts], samples, abouts)
             return {**self._head, "choices": choices, "usage": usage}
 
@@ -169,6 +174,7 @@ class _Completion:
         async for piece in self._calls.stream(target, part.request):
             if piece.about_prompt is not None:
                 totals.abouts.append(piece.about_prompt)
+                self.answered_by.note(piece.about_prompt)
             answer = answers[piece.index]
             pushed = await target.tokenizer.quickly(answer.push, piece.sampled)
             text = "".join(str(one) for one in pushed)

@@ -21,6 +21,7 @@ _CODES = {
     "KEY_EXPIRED": "invalid_api_key",
     "QUEUE_FULL": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
+    "BUDGET_EXCEEDED": "insufficient_quota",
 }
 _TYPES = {
     401: "authentication_error",
@@ -28,6 +29,10 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_NO_BUDGET = "BUDGET_EXCEEDED"
+_NO_BUDGET_STATUS = 429
+_NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients repeat a 429 unless they are told not to."""
 _TOO_LONG = "SEQUENCE_TOO_LONG"
 """Libraries know it by the words of OpenAI's message, not by its code."""
 _FIRST_SERVER_STATUS = 500
@@ -58,9 +63,10 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     message = f"{error.message}; {remedy}" if remedy else error.message
     if error.reason == _TOO_LONG and limit is not None:
         message = f"This model's maximum context length is {limit} tokens. {message}"
+    kind = "insufficient_quota" if error.reason == _NO_BUDGET else _TYPES.get(status, default)
     return _body(
         message,
-        kind=_TYPES.get(status, default),
+        kind=kind,
         param=field.removeprefix("params.") if is_wrong and field else None,
         code=_CODES.get(error.reason, error.reason.lower()),
     )
@@ -68,6 +74,8 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
 
 def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
     """Return the answer of an error."""
+    if error.reason == _NO_BUDGET:
+        status, headers = _NO_BUDGET_STATUS, _NO_RETRY
     return JSONResponse(encode_error(error, status), status_code=status, headers=headers)
 
 

@@ -1,8 +1,6 @@
 """Conversations to prompts, by the model's own chat template; nothing is added to what was said.
 
-Two inputs are adapted to the template, and neither changes what the model sees. A template that
-does not look into lists of parts gets their texts joined. Arguments of former tool calls stay a
-string for a template that writes strings; they become an object for one that would quote it.
+Messages are adapted to what the template reads (`tinsmith.text.template_dialect`).
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +15,11 @@ from typing import Any
 
 import tinsmith.errors
 from tinsmith.tensors import encode_tokens
+from tinsmith.text.template_dialect import adapt_arguments, reads_parts
 from tinsmith.v1 import trajectories_pb2
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError
 
-_READS_PARTS = re.compile(r"\bin\s+(?:\w+\.content|\w+\[['\"]content['\"]\]|content)\b")
-_READS_STRING_ARGUMENTS = re.compile(r"arguments\s+is\s+string")
 _DATA_URL = re.compile(r"data:image/(png|jpe?g);base64,(.*)", re.DOTALL)
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Marks where the final message ends; transformers finds the place in the same way.
@@ -155,8 +151,7 @@ def _shape_messages(
     messages: Sequence[Mapping[str, Any]], template: str
 ) -> tuple[list[dict[str, Any]], list[trajectories_pb2.ImageChunk]]:
     """Return the messages as a template reads them, and their images in order."""
-    reads_parts = _READS_PARTS.search(template) is not None
-    reads_strings = _READS_STRING_ARGUMENTS.search(template) is not None
+    can_read_parts = reads_parts(template)
     shaped: list[dict[str, Any]] = []
     images: list[trajectories_pb2.ImageChunk] = []
     for index, original in enumerate(messages):
@@ -164,7 +159,7 @@ def _shape_messages(
         content = message.get("content")
         if isinstance(content, list):
             parts = [_shape_part(part, f"messages.{index}.content", images) for part in content]
-            if reads_parts:
+            if can_read_parts:
                 message["content"] = parts
             elif all("text" in part for part in parts):
                 message["content"] = "".join(part["text"] for part in parts)
@@ -172,8 +167,7 @@ def _shape_messages(
                 raise InvalidFieldError(
                     f"messages.{index}.content", "holds an image; the model reads no images"
                 )
-        if not reads_strings:
-            _parse_arguments(message)
+        adapt_arguments(message, template)
         shaped.append(message)
     return shaped, images
 
@@ -204,19 +198,6 @@ def _read_image(url: Any, field: str) -> trajectories_pb2.ImageChunk:
     except (binascii.Error, ValueError) as error:
         raise InvalidFieldError(field, "has an image that is not base64") from error
     return trajectories_pb2.ImageChunk(data=data, format="png" if match[1] == "png" else "jpeg")
-
-
-def _parse_arguments(message: dict[str, Any]) -> None:
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                parsed = json.loads(function["arguments"])
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(parsed, dict):
-                function["arguments"] = parsed
 
 
 def _place_images(

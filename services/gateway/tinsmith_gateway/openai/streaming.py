@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tinsmith_gateway.endpoint import Call, status_of
+from tinsmith_gateway.openai.answered_by import AnsweredBy
 from tinsmith_gateway.openai.errors import encode_error
 from tinsmith_runtime.errors import TinsmithError, internal_error
 from tinsmith_runtime.rpc.in_flight import Admission
@@ -32,16 +33,19 @@ class EventStream(Response):
     Args:
         events: Bodies of the events.
         admission: Counts the request until the stream ends.
+        headers: Further ones.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], admission: Admission) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes], admission: Admission, headers: Mapping[str, str]
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         # Proxies must not collect the events.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._admission = admission
@@ -79,7 +83,11 @@ Chunks = AsyncGenerator[dict[str, Any]]
 
 
 async def begin_stream(
-    call: Call, start: Callable[[Call], Chunks], *, ends_with_done: bool = True
+    call: Call,
+    chunks: Chunks,
+    answered_by: AnsweredBy | None = None,
+    *,
+    ends_with_done: bool = True,
 ) -> EventStream:
     """Return the answer of a stream whose first chunk is there.
 
@@ -87,15 +95,15 @@ async def begin_stream(
 
     Args:
         call: The request.
-        start: Makes the chunks, given the request as it is counted until their end. A chunk with a
-            `type` is an event of that name.
+        chunks: Made for the request, which is counted until their end. A chunk with a `type` is an
+            event of that name.
+        answered_by: Knows the sampler once the first chunk is there; None where none answers.
         ends_with_done: Whether `[DONE]` follows the last.
 
     Raises:
         TinsmithError: What the first chunk failed with.
         ClientDisconnect: If the client went away before.
     """
-    chunks = start(call)
     try:
         first = await until_disconnect(call.request, anext(chunks))
     except BaseException:
@@ -103,7 +111,9 @@ async def begin_stream(
         raise
     # The endpoint counts a request until its answer begins, which is too short for a stream.
     call.admission.keep()
-    return EventStream(_events(first, chunks, ends_with_done=ends_with_done), call.admission)
+    events = _events(first, chunks, ends_with_done=ends_with_done)
+    headers = {} if answered_by is None else answered_by.headers
+    return EventStream(events, call.admission, headers)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:

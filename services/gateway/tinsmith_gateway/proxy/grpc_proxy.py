@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
+from tinsmith.tracing import spans
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
 from tinsmith_gateway.proxy.protobuf_scan import read_text_field
@@ -50,11 +51,13 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
+from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
+from tinsmith_runtime.rpc.server_spans import begin_call, end_call, exemplar_of
 from tinsmith_runtime.tenant import bind_tenant
 
 logger = logging.getLogger(__name__)
@@ -67,7 +70,10 @@ DOMAIN = "gateway.tinsmith"
 GATEWAY_HEADER = "x-tinsmith-gateway"
 """Initial metadata of the scheduler's answers: `pinned` tells a client to send every call here."""
 
-_NUM_SHORT_CALLS, _NUM_OF_PROJECT = 64, {"tinsmith.v1.EpisodeService": 4}
+_NUM_SHORT_CALLS, _NUM_OF_PROJECT = (
+    64,
+    {f"tinsmith.v1.{name}": 4 for name in ("EpisodeService", "CoordinatorService")},
+)
 """Short calls of a service that run at once: of all projects, and of one if not two."""
 _DETAILS_KEY = "grpc-status-details-bin"
 # What the scheduler says of a run of another project would tell that there is one.
@@ -387,6 +393,10 @@ class _Passage:
     @contextlib.asynccontextmanager
     async def _answered(self, context: Context) -> AsyncIterator[None]:
         """End a call with the status of whatever was raised, and time it."""
+        span: spans.Span | None = None
+        if spans.is_on():
+            metadata = context.invocation_metadata()
+            span = begin_call("gateway", self._method.path, metadata, begins=True)
         begin_s = time.perf_counter()
         try:
             yield
@@ -403,7 +413,11 @@ class _Passage:
         finally:
             code = context.code()
             name = code.name if isinstance(code, grpc.StatusCode) else "OK"
-            NATIVE_SECONDS.labels(self._method.path, name).observe(time.perf_counter() - begin_s)
+            NATIVE_SECONDS.labels(self._method.path, name).observe(
+                time.perf_counter() - begin_s, exemplar_of(span)
+            )
+            if span is not None:
+                end_call(span, name)
 
 
 def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | None:
@@ -466,9 +480,10 @@ async def _abort_with(
 def _onward(context: Context, credential: Credential, route: Route) -> MetadataItems:
     """Return what goes on to the pod: the caller's key, and what traces a request.
 
-    Where the gateway chose the pod, what the caller says of its choice is left out.
+    Where the gateway chose the pod, what the caller says of its choice is left out. So is the key
+    that is charged: of a call under the key of an episode pods would believe it.
     """
-    own = {key for key, _ in route.metadata}
+    own = {CHARGED_KEY_HEADER, *(key for key, _ in route.metadata)}
     passed = (
         (key, value)
         for key, value in context.invocation_metadata() or ()

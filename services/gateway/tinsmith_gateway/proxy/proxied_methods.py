@@ -9,28 +9,37 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from tinsmith.v1 import (
     checkpoint_pb2,
+    coordinator_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
+    usage_pb2,
 )
 
 # TrainerControlService is for pods alone: it is not passed on.
 _FILES = (
     operations_pb2,
     checkpoint_pb2,
+    coordinator_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
+    run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
+    usage_pb2,
 )
 _WAITS = frozenset(
     {
         "/google.longrunning.Operations/WaitOperation",
+        "/tinsmith.v1.CoordinatorService/HeartbeatMember",
+        "/tinsmith.v1.CoordinatorService/WatchMatch",
+        "/tinsmith.v1.CoordinatorService/WatchRolloutEpisodes",
         "/tinsmith.v1.EpisodeService/HeartbeatEpisode",
         "/tinsmith.v1.EpisodeService/WatchEpisodes",
         "/tinsmith.v1.JobService/ReadTrainingJobLog",
@@ -44,10 +53,23 @@ _SAMPLING = frozenset(
     f"/tinsmith.v1.SamplerService/{name}" for name in ("Sample", "StreamSample", "ComputeLogprobs")
 )
 _SHORT_SERVICES = frozenset(
-    f"tinsmith.v1.{name}" for name in ("SchedulerService", "JobService", "EpisodeService")
+    f"tinsmith.v1.{name}"
+    for name in (
+        "SchedulerService",
+        "JobService",
+        "RunMetricsService",
+        "UsageService",
+        "EpisodeService",
+        "CoordinatorService",
+    )
 )
-# It may wait for an episode, and is not cut.
-_LONG = frozenset({"/tinsmith.v1.EpisodeService/ClaimEpisode"})
+# They may wait for an episode or a barrier, and are not cut.
+_LONG = frozenset(
+    {
+        "/tinsmith.v1.CoordinatorService/ArriveAtBarrier",
+        "/tinsmith.v1.EpisodeService/ClaimEpisode",
+    }
+)
 _SECRETS = frozenset({"api_key"})
 
 

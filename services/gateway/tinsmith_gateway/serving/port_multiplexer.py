@@ -29,6 +29,7 @@ from typing import Any
 from tinsmith_gateway.metrics import CONNECTIONS, REFUSED_CONNECTIONS
 from tinsmith_gateway.serving.http_server import HttpServer
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.observability.certificates import note_certificate
 from tinsmith_runtime.rpc.peers import join_address, network_of
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
         raise ConfigError(
             f"tls_certificate {certificate} with tls_key {key} cannot be used: {error}"
         ) from error
+    note_certificate("front", certificate.read_text())
     context.set_alpn_protocols(["http/1.1", "h2"])
     return context
 

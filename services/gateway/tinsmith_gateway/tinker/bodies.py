@@ -224,7 +224,7 @@ class ImageChunk(Body):
     type: Literal["image"]
     data: str
     format: str
-    expected_tokens: int | None = None
+    expected_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 class OtherChunk(Body):

@@ -9,7 +9,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import field_mask_pb2, timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
@@ -115,7 +115,7 @@ class Checkpoints:
         request = checkpoint_pb2.UpdateCheckpointRequest(
             name=await _own(native, _path(call)),
             update_mask=field_mask_pb2.FieldMask(paths=["ttl"]),
-            ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
+            ttl=encode_optional_duration(body.ttl_seconds),
         )
         await native.checkpoint_service("UpdateCheckpoint", request, _Checkpoint)
         return JSONResponse({})
@@ -161,7 +161,7 @@ class Checkpoints:
             labels={
                 name: text for name, text in source.labels.items() if age_encryption.is_label(name)
             },
-            ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
+            ttl=encode_optional_duration(body.ttl_seconds),
         )
         operation = await native.checkpoint_service(
             "CopyCheckpoint", save, operations_pb2.Operation

@@ -51,6 +51,11 @@ class Native:
         """Id of the caller's project."""
         return self._credential.caller.project
 
+    @property
+    def key_id(self) -> str:
+        """Id of the caller's key."""
+        return self._credential.caller.key_id
+
     async def call(self, service: str, method: str, request: Any, response: type[Any]) -> Any:
         """Call the pod that owns the resource in field 1."""
         return await self._services.upstream.call(

@@ -34,7 +34,7 @@ SMALL_BODY_BYTES = 2**20
 """Limit of bodies that hold neither data nor a number which a refusal has to use up."""
 NO_BODY_BYTES = 2**10
 """Limit of the body of a request that has none and needs no key."""
-_SWEEP_INTERVAL_S = 20.0
+SWEEP_INTERVAL_S = 20.0
 
 
 class TinkerWire:
@@ -193,7 +193,7 @@ class TinkerWire:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_INTERVAL_S)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
             await self._tidy()
 
     async def _tidy(self) -> None:

@@ -89,7 +89,7 @@ def _decode_chunk(chunk: Any, field: str) -> trajectories_pb2.Chunk:
                 data = base64.b64decode(chunk.data, validate=True)
             except (binascii.Error, ValueError) as error:
                 raise InvalidFieldError(f"{field}.data", "is not base64") from error
-            return image_chunk(data, chunk.format, field)
+            return image_chunk(data, chunk.format, chunk.expected_tokens, field)
     raise InvalidFieldError(
         field, f"is of type {chunk.type!r}; text and images given by their bytes are taken"
     )

@@ -43,6 +43,12 @@ _MAX_PENDING_PER_PROJECT = 16_384
 _MAX_PENDING_BYTES_PER_PROJECT = 2**30
 
 
+class _PromisedSample(bodies.Sample):
+    """A sample as it is kept, with the key that is charged; empty on one of an older release."""
+
+    charged_key: str = ""
+
+
 @dataclass(slots=True)
 class _Pending:
     """A sample that has not ended."""
@@ -50,7 +56,7 @@ class _Pending:
     project: str
     future: str
     sampling_session: str
-    body: bodies.Sample
+    body: _PromisedSample
     num_bytes: int
     waiting_for: str = "a free place at the gateway"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +94,7 @@ class Samples:
     async def load(self) -> None:
         """Go on with what was promised before a restart."""
         for record in await self._store.pending(SAMPLE):
-            body = bodies.Sample.model_validate_json(record.request)
+            body = _PromisedSample.model_validate_json(record.request)
             self._start(record.future, record.project, record.owner, body, len(record.request))
 
     async def stop(self) -> None:
@@ -100,7 +106,13 @@ class Samples:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def submit(
-        self, project: str, sampling_session: str, future: str, body: bodies.Sample
+        self,
+        project: str,
+        sampling_session: str,
+        future: str,
+        body: bodies.Sample,
+        *,
+        key_id: str,
     ) -> None:
         """Promise a sample; a repeat changes nothing.
 
@@ -109,13 +121,15 @@ class Samples:
             sampling_session: Resource name of what is sampled from.
             future: Id of the promise.
             body: What is asked for, seed included.
+            key_id: The key that is charged.
 
         Raises:
             QueueFullError: If too many samples of the project wait.
         """
         if (project, future) in self._pending:
             return
-        request = (await asyncio.to_thread(body.model_dump_json, exclude_none=True)).encode()
+        kept = _PromisedSample.model_construct(**dict(body), charged_key=key_id)
+        request = (await asyncio.to_thread(kept.model_dump_json, exclude_none=True)).encode()
         num_pending, num_bytes = self._num_pending[project], self._num_pending_bytes[project]
         is_too_large = num_bytes and num_bytes + len(request) > _MAX_PENDING_BYTES_PER_PROJECT
         if num_pending >= _MAX_PENDING_PER_PROJECT or is_too_large:
@@ -128,7 +142,7 @@ class Samples:
             project, future, SAMPLE, owner=sampling_session, request=request
         )
         if is_new and not self._is_stopping:
-            self._start(future, project, sampling_session, body, len(request))
+            self._start(future, project, sampling_session, kept, len(request))
 
     async def wait(self, project: str, future: str, timeout_s: float) -> FutureRecord | str | None:
         """Return a sample that ended, else what it waits for; None if it is not known.
@@ -181,7 +195,7 @@ class Samples:
         future: str,
         project: str,
         sampling_session: str,
-        body: bodies.Sample,
+        body: _PromisedSample,
         num_bytes: int,
     ) -> None:
         pending = _Pending(project, future, sampling_session, body, num_bytes)
@@ -261,7 +275,7 @@ class Samples:
             sample_codec.decode_sample, body, pending.sampling_session
         )
         request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
-        credential = self._callers.for_pods(pending.project)
+        credential = self._callers.for_pods(pending.project, charged_key=body.charged_key)
         pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
 
         def wait_for(what: str) -> None:

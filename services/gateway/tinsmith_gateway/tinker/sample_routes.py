@@ -106,7 +106,7 @@ class Sampling:
         if body.sampling_params.seed is None:
             body.sampling_params.seed = secrets.randbits(63)
         promised = f"sample.{body.sampling_session_id}.{body.seq_id}"
-        await self._samples.submit(native.project, session, promised, body)
+        await self._samples.submit(native.project, session, promised, body, key_id=native.key_id)
         return future(
             promised,
             sample_sequence_ids=[f"{promised}.{index}" for index in range(body.num_samples)],

@@ -8,7 +8,7 @@ import zstandard
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call, too_large
 from tinsmith_gateway.tinker import (
@@ -192,7 +192,7 @@ class Training:
                 checkpoint_id=checkpoint_id,
                 kind=checkpoint_pb2.Checkpoint.KIND_TRAINING,
                 labels=encode_labels(body.user_metadata),
-                ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
+                ttl=encode_optional_duration(body.ttl_seconds),
             )
             return Prepared(request, futures.SAVE_WEIGHTS)
 
@@ -223,7 +223,7 @@ class Training:
                 checkpoint_id=ids.native_checkpoint_id(ids.SAMPLER, name),
                 kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=encode_labels(body.user_metadata),
-                ttl=None if ttl_s is None else encode_duration(ttl_s),
+                ttl=encode_optional_duration(ttl_s),
             )
             return Prepared(request, kind, client)
 
@@ -241,7 +241,7 @@ class Training:
                 checkpoint_id=ids.native_checkpoint_id(ids.EXTERNAL, body.path),
                 kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=age_encryption.encode_labels(body.age_encryption_recipients or []),
-                ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
+                ttl=encode_optional_duration(body.ttl_seconds),
             )
             return Prepared(request, futures.SAVE_EXTERNAL)
 

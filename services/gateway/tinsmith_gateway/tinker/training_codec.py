@@ -112,7 +112,9 @@ def decode_tokens(data: bytes, field: str) -> trajectories_pb2.Chunk:
     return trajectories_pb2.Chunk(tokens=encode_native(tokens_T))
 
 
-def image_chunk(data: bytes, image_format: str, field: str) -> trajectories_pb2.Chunk:
+def image_chunk(
+    data: bytes, image_format: str, expected_tokens: int | None, field: str
+) -> trajectories_pb2.Chunk:
     """Return a chunk of an encoded image.
 
     Raises:
@@ -120,7 +122,10 @@ def image_chunk(data: bytes, image_format: str, field: str) -> trajectories_pb2.
     """
     if image_format not in _IMAGE_FORMATS:
         raise InvalidFieldError(f"{field}.format", f"must be png or jpeg, got {image_format!r}")
-    return trajectories_pb2.Chunk(image=trajectories_pb2.ImageChunk(data=data, format=image_format))
+    image = trajectories_pb2.ImageChunk(
+        data=data, format=image_format, expected_tokens=expected_tokens
+    )
+    return trajectories_pb2.Chunk(image=image)
 
 
 def _decode_datum(datum: wire_pb2.Datum, field: str) -> trajectories_pb2.Datum:
@@ -150,7 +155,9 @@ def _decode_chunk(chunk: wire_pb2.Chunk, field: str) -> trajectories_pb2.Chunk:
         case "encoded_text":
             return decode_tokens(chunk.encoded_text.tokens, f"{field}.tokens")
         case "image":
-            return image_chunk(chunk.image.data, chunk.image.format, field)
+            image = chunk.image
+            expected = image.expected_tokens if image.HasField("expected_tokens") else None
+            return image_chunk(image.data, image.format, expected, field)
         case "dmel":
             raise InvalidFieldError(field, "is audio, which no base model here reads")
     raise InvalidFieldError(field, "is empty")

@@ -12,9 +12,6 @@ from tinsmith.text.tokenizer import Tokenizer
 
 ResultT = TypeVar("ResultT")
 
-_IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
-"""What templates write for an image, where the files do not say it."""
-
 
 class ChatTokenizer(Protocol):
     """What the protocols of the gateway need of a model's tokenizer."""
@@ -77,7 +74,6 @@ class ModelTokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.tokenizer = Tokenizer(files)
         document = json.loads(files["tokenizer.json"])
-        config = json.loads(files.get("tokenizer_config.json", b"{}"))
         self._special = {
             int(token["id"]): str(token["content"])
             for token in document.get("added_tokens", ())
@@ -93,7 +89,7 @@ class ModelTokenizer:
             if isinstance(vocabulary, dict)
             else {}
         )
-        self.image_token = self._find_image_token(config.get("image_token"))
+        self.image_token = self.tokenizer.image_token_id
 
     @property
     def chat_template(self) -> str | None:
@@ -161,16 +157,6 @@ class ModelTokenizer:
             return content.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-    def _find_image_token(self, declared: object) -> int | None:
-        if isinstance(declared, dict):
-            declared = declared.get("content")
-        names = (declared,) if isinstance(declared, str) else _IMAGE_TOKENS
-        template = self.tokenizer.chat_template or ""
-        for name in names:
-            if name in template and (token := self.tokenizer.token_to_id(name)) is not None:
-                return token
-        return None
 
 
 def _has_byte_level(decoder: object) -> bool:

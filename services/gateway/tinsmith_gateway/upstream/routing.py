@@ -10,21 +10,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tinsmith.names import worker_tag
+from tinsmith.names import pools_in_reach, worker_tag
 from tinsmith_runtime.errors import InvalidFieldError
 
 SCHEDULER_SERVICE = "tinsmith.v1.SchedulerService"
 JOB_SERVICE = "tinsmith.v1.JobService"
+RUN_METRICS_SERVICE = "tinsmith.v1.RunMetricsService"
 TRAINER_SERVICE = "tinsmith.v1.TrainerService"
 CHECKPOINT_SERVICE = "tinsmith.v1.CheckpointService"
 SAMPLER_SERVICE = "tinsmith.v1.SamplerService"
 ENVIRONMENT_SERVICE = "tinsmith.v1.EnvironmentService"
 EPISODE_SERVICE = "tinsmith.v1.EpisodeService"
+COORDINATOR_SERVICE = "tinsmith.v1.CoordinatorService"
 OPERATIONS_SERVICE = "google.longrunning.Operations"
 
 _RUN = re.compile(r"(projects/[^/]+/trainingRuns/[^/]+)(?:/.*)?")
 _CHECKPOINT = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/checkpoints/[^/]+")
 _CREATION = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/operations/create")
+_ROLLOUTS = re.compile(r"projects/[^/]+/rolloutBatches/[^/]+(?:/.*)?")
 _SAMPLING_SESSION = re.compile(r"projects/[^/]+/samplingSessions/[^/]+")
 _INSTANCE = re.compile(r"projects/[^/]+/environments/[^/]+/instances/([0-9a-f]{8})-[^/]+")
 _ALL_RUNS = "/trainingRuns/-"
@@ -108,17 +111,20 @@ class RoleWorker:
 def choose_worker(owner: AnyOf | InstanceOwner, workers: Sequence[RoleWorker]) -> str:
     """Return the address of a worker of the wanted role; empty if none will do.
 
-    Those of the caller's pool come first, and the shared ones of environments and coordinators
-    second. Trainers share a ledger, so that any of them can answer callers who have no pool.
+    Those of the caller's pool come first. Environments and coordinators are also found in the other
+    pools in reach. Trainers share a ledger, so that any of them can answer callers who have no
+    pool.
     """
     if isinstance(owner, InstanceOwner):
         for worker in workers:
             if worker_tag(worker.name) == owner.tag:
                 return worker.address
         return choose_worker(AnyOf("environment", owner.pool), workers)
-    eligible = [each for each in workers if each.pool == owner.pool and not each.project]
-    if not eligible and owner.role in ("environment", "coordinator"):
-        eligible = [each for each in workers if not each.pool and not each.project]
+    is_shared = owner.role in ("environment", "coordinator")
+    for pool in pools_in_reach(owner.pool) if is_shared else (owner.pool,):
+        eligible = [each for each in workers if each.pool == pool and not each.project]
+        if eligible:
+            break
     if not eligible and owner.role == "trainer" and not owner.pool:
         eligible = list(workers)
     if not eligible:
@@ -157,7 +163,12 @@ def owner_of(
         InvalidFieldError: If no resource can have the name.
     """
     match service:
-        case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
+        case (
+            "tinsmith.v1.SchedulerService"
+            | "tinsmith.v1.JobService"
+            | "tinsmith.v1.RunMetricsService"
+            | "tinsmith.v1.UsageService"
+        ):
             return SchedulerOwner()
         case "tinsmith.v1.TrainerService" | "tinsmith.v1.CheckpointService":
             return _owner_of_run(resource, pool, is_any_on_ledger=method == "ListCheckpoints")
@@ -169,11 +180,13 @@ def owner_of(
             if instance is not None:
                 return InstanceOwner(instance[1], pool)
             return AnyOf("environment", pool, spread)
-        case "tinsmith.v1.EpisodeService":
+        case "tinsmith.v1.EpisodeService" | "tinsmith.v1.CoordinatorService":
             return AnyOf("coordinator", pool)
         case "google.longrunning.Operations":
             if _CREATION.fullmatch(resource):
                 return SchedulerOwner()
+            if _ROLLOUTS.fullmatch(resource):
+                return AnyOf("coordinator", pool)
             if not _RUN.fullmatch(resource):
                 raise InvalidFieldError("name", f"is no name of an operation: {resource[:128]!r}")
             return _owner_of_run(resource, pool)

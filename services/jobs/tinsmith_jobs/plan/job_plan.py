@@ -16,6 +16,7 @@ from tinsmith_jobs.conditions import ENDED, Phase
 from tinsmith_jobs.naming import sampler_selector
 from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.deadlines import late, next_look_s, overdue, with_report, with_stall
+from tinsmith_jobs.plan.divergence import with_divergence
 from tinsmith_jobs.plan.failure_policy import (
     RECIPE_RULES,
     backoff_left_s,
@@ -32,7 +33,6 @@ from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
 from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
-    TRAINER,
     WORKER,
     FailureRule,
     JobSpec,
@@ -41,8 +41,6 @@ from tinsmith_jobs.spec import (
     Scheduling,
 )
 from tinsmith_jobs.status import Assignment, Failure, Status
-
-_FULL = "full"
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -63,8 +61,9 @@ class _Planner:
         self._now = now
         self._limits = limits
         status = replace(job.status, observed_generation=job.generation)
-        self._status = with_report(status, observed.report)
-        self._events: list[Event] = []
+        status = with_report(status, observed.report)
+        self._status, told = with_divergence(status, observed.report, now)
+        self._events: list[Event] = [] if told is None else [told]
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -339,7 +338,7 @@ class _Planner:
             self._status,
             self._observed,
             react=lambda pod: react(pod, _rules(spec), self._observed.report),
-            groups=_groups(spec),
+            groups=[role.name for role in spec.roles if spec.is_group(role)],
             may_create=pause_s <= 0 and not self._observed.obstacle and not self._observed.missing,
         )
         if self._observed.missing:
@@ -480,10 +479,3 @@ class _Planner:
 
 def _rules(spec: JobSpec) -> tuple[FailureRule, ...]:
     return spec.rules if spec.method is Method.CUSTOM else (*spec.rules, *RECIPE_RULES)
-
-
-def _groups(spec: JobSpec) -> tuple[str, ...]:
-    """Return the roles whose pods are ranks of one process group."""
-    trainer = spec.role(TRAINER)
-    is_group = spec.adapter_type == _FULL and trainer is not None and trainer.replicas > 1
-    return (TRAINER,) if is_group else ()

@@ -89,6 +89,8 @@ class Report:
     """Whether the driver said that it did what the job is for."""
     has_failed: bool = False
     """Whether the driver said that it cannot go on, however often it is started."""
+    has_diverged: bool = False
+    """Whether a replay of the run gave other bits than the first execution."""
 
 
 @dataclass(frozen=True, slots=True)

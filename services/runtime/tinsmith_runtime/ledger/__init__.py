@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_runtime.ledger.deletion_statements import store_id
+from tinsmith_runtime.ledger.history import EndedOperation, HistoryLedger, RunCopy, RunHistory
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
     Attempts,
@@ -36,6 +37,7 @@ from tinsmith_runtime.ledger.records import (
 )
 from tinsmith_runtime.ledger.sqlite import SqliteLedger
 from tinsmith_runtime.records import AuditEvent
+from tinsmith_runtime.usage import UsageAmounts, UsageKey
 
 __all__ = [
     "Attempts",
@@ -43,6 +45,7 @@ __all__ = [
     "CheckpointRecord",
     "Commit",
     "Cutoffs",
+    "EndedOperation",
     "Expired",
     "ExportRecord",
     "Holder",
@@ -53,6 +56,8 @@ __all__ = [
     "Outcome",
     "PostgresLedger",
     "ResumePoint",
+    "RunCopy",
+    "RunHistory",
     "RunRecord",
     "SnapshotRecord",
     "SqliteLedger",
@@ -62,7 +67,7 @@ __all__ = [
 ]
 
 
-class Ledger(Protocol):
+class Ledger(HistoryLedger, Protocol):
     """Operations, snapshots and checkpoints of runs."""
 
     async def open(self) -> None:
@@ -299,11 +304,19 @@ class Ledger(Protocol):
     async def expire(self, run: str, epoch: int, cutoffs: Cutoffs) -> Expired:
         """Drop a bounded part of what is old enough; call it again until it drops nothing.
 
-        Results go by age, requests once two snapshots contain them, rows once both are gone: see
-        `tinsmith_runtime.ledger.retention`. Not to be called while the run is replayed.
+        Results go by age, requests and snapshots before the past that is kept, rows once all are
+        gone: see `tinsmith_runtime.ledger.retention`. Not to be called while the run is replayed.
 
         Raises:
             FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def set_history(self, run: str, epoch: int, history_retention_s: float) -> None:
+        """Set how long the past of a run is kept; what is gone stays gone.
+
+        Raises:
+            FencedError: If the epoch is not that under which the run is held.
         """
         ...
 
@@ -331,8 +344,17 @@ class Ledger(Protocol):
         """Return the snapshots of a run, newest first."""
         ...
 
-    async def delete_snapshots(self, run: str, before: int) -> list[SnapshotRecord]:
-        """Forget snapshots below a sequence number, and return them."""
+    async def thin_snapshots(
+        self, run: str, *, now_s: float, num_history: int
+    ) -> list[SnapshotRecord]:
+        """Forget the snapshots that neither a restart nor the past needs, and return them.
+
+        Args:
+            run: Its name.
+            now_s: The time.
+            num_history: Into how many parts the last 25 h are divided, one snapshot each; older
+                parts are wider.
+        """
         ...
 
     # Checkpoints, exports, and the tasks that make them.
@@ -443,6 +465,25 @@ class Ledger(Protocol):
             CheckpointAlreadyExistsError: If there is a checkpoint of this name.
             CheckpointNotFoundError: If the checkpoint of the export is gone.
         """
+        ...
+
+    # What operations used; it outlives their runs.
+
+    async def unreported_usage(self, limit: int) -> dict[UsageKey, UsageAmounts]:
+        """Return totals that were not reported since they last grew.
+
+        Those of runs that another process holds are left out.
+        """
+        ...
+
+    async def note_usage_reported(
+        self, totals: Mapping[UsageKey, UsageAmounts], *, forget_before: int
+    ) -> None:
+        """Note that the scheduler has totals, and forget those that it has of days before one."""
+        ...
+
+    async def stored_bytes(self) -> dict[tuple[str, str], int]:
+        """Return what checkpoints and exports take, by project and run."""
         ...
 
     # The audit trail of checkpoints; it outlives them and their runs.

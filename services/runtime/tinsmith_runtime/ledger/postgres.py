@@ -157,6 +157,7 @@ class PostgresLedger(SqlLedger):
             [operation.payload_path for operation in batch],
             [operation.submit_time_s for operation in batch],
             [operation.seen_through for operation in batch],
+            [operation.key_id for operation in batch],
         )
         answers: list[OperationRecord | BaseException] = []
         for operation, row in zip(batch, rows, strict=True):
@@ -214,11 +215,14 @@ class PostgresLedger(SqlLedger):
                 outcome.finish_time_s,
                 commit.outcomes[-1].version,
                 place,
+                outcome.used.num_trained_tokens,
+                outcome.used.num_prefilled_tokens,
+                outcome.used.engine_s,
             )
             for commit in batch
             for place, outcome in enumerate(commit.outcomes, 1)
         ]
-        rows = iter(await self._pool.fetch(postgres_statements.FINISH, *_columns(entries, 10)))
+        rows = iter(await self._pool.fetch(postgres_statements.FINISH, *_columns(entries, 13)))
         return [
             await self._answer(commit, [next(rows) for _ in commit.outcomes]) for commit in batch
         ]

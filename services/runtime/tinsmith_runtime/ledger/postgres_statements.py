@@ -15,10 +15,10 @@ SUBMIT = """
 WITH input AS (
   SELECT * FROM unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[],
-    $6::bytea[], $7::bytea[], $8::text[], $9::float8[], $10::bigint[]
+    $6::bytea[], $7::bytea[], $8::text[], $9::float8[], $10::bigint[], $11::text[]
   ) WITH ORDINALITY AS i(
     run, epoch, sequence_number, kind, request_id,
-    digest, payload, payload_path, submit_time_s, seen_through, position
+    digest, payload, payload_path, submit_time_s, seen_through, key_id, position
   )
 ), held AS (
   SELECT l.run, l.epoch, l.expired_through
@@ -27,11 +27,11 @@ WITH input AS (
 ), inserted AS (
   INSERT INTO operations (
     run, sequence_number, kind, request_id, digest, payload, payload_path,
-    state, num_attempts, submit_time_s, revision, seen_through
+    state, num_attempts, submit_time_s, revision, seen_through, key_id
   )
   SELECT
     run, sequence_number, kind, request_id, digest, payload, payload_path,
-    'pending', 0, submit_time_s, 0, seen_through
+    'pending', 0, submit_time_s, 0, seen_through, key_id
   FROM input JOIN held USING (run, epoch)
   WHERE sequence_number > expired_through
   ORDER BY position
@@ -68,10 +68,12 @@ FINISH = """
 WITH input AS (
   SELECT * FROM unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
-    $7::text[], $8::float8[], $9::bigint[], $10::bigint[]
+    $7::text[], $8::float8[], $9::bigint[], $10::bigint[],
+    $11::bigint[], $12::bigint[], $13::float8[]
   ) WITH ORDINALITY AS i(
     run, epoch, sequence_number, state, result, error,
-    plan, finish_time_s, version, place, position
+    plan, finish_time_s, version, place,
+    num_trained_tokens, num_prefilled_tokens, engine_s, position
   )
 ), wanted AS (
   SELECT run, epoch, count(*) AS num_operations, max(version) AS version
@@ -97,7 +99,21 @@ WITH input AS (
   FROM input i JOIN advanced a USING (run)
   WHERE o.run = i.run AND o.sequence_number = i.sequence_number AND o.state = 'pending'
   RETURNING o.run, o.sequence_number, o.kind, o.request_id, o.digest, o.num_attempts,
-            o.submit_time_s, o.revision
+            o.submit_time_s, o.revision, o.key_id
+), charged AS (
+  INSERT INTO usage_totals AS u (
+    run, key_id, day, num_trained_tokens, num_prefilled_tokens, engine_s, is_reported
+  )
+  SELECT f.run, f.key_id, floor(i.finish_time_s / 86400)::bigint,
+         sum(i.num_trained_tokens), sum(i.num_prefilled_tokens), sum(i.engine_s), false
+  FROM finished f JOIN input i USING (run, sequence_number)
+  WHERE i.num_trained_tokens + i.num_prefilled_tokens > 0 OR i.engine_s > 0
+  GROUP BY 1, 2, 3
+  ON CONFLICT (run, key_id, day) DO UPDATE SET
+    num_trained_tokens = u.num_trained_tokens + excluded.num_trained_tokens,
+    num_prefilled_tokens = u.num_prefilled_tokens + excluded.num_prefilled_tokens,
+    engine_s = u.engine_s + excluded.engine_s,
+    is_reported = false
 )
 SELECT h.run IS NOT NULL AS is_held, f.*
 FROM input i

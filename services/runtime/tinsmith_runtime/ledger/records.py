@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinsmith_runtime.errors import AbortedError
+from tinsmith_runtime.usage import NOTHING, UsageAmounts
 
 
 class FencedError(AbortedError):
@@ -38,6 +39,7 @@ class RunRecord:
         epoch: The fence.
         version: Optimizer steps applied.
         replay_diverged: Whether a replay gave other bits than the first execution.
+        history_retention_s: How long its past is kept, when the row was read; 0 is the default.
     """
 
     name: str
@@ -46,6 +48,7 @@ class RunRecord:
     epoch: int
     version: int = 0
     replay_diverged: bool = False
+    history_retention_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class NewOperation:
         digest: SHA-256 of the request.
         payload: The request, or None if `payload_path` says where it is stored.
         seen_through: As of `OperationRecord`.
+        key_id: The key that it is sent with; empty if that is not known.
     """
 
     run: str
@@ -87,6 +91,7 @@ class NewOperation:
     payload_path: str | None
     submit_time_s: float
     seen_through: int = 0
+    key_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +107,7 @@ class OperationRecord:
         result_digest: SHA-256 of a result that is not kept any more.
         seen_through: When it was accepted, every operation up to this number had succeeded, or its
             failure had been delivered.
+        key_id: The key that it was sent with; empty if that is not known.
     """
 
     run: str
@@ -122,6 +128,7 @@ class OperationRecord:
     retrieve_time_s: float | None = None
     result_digest: bytes | None = None
     seen_through: int = 0
+    key_id: str = ""
 
     @property
     def is_expired(self) -> bool:
@@ -135,30 +142,38 @@ class Cutoffs:
     """What is old enough to be dropped, in seconds since the epoch.
 
     Attributes:
-        retrieved_s: Results that were retrieved before.
-        unretrieved_s: Results that were never retrieved, of operations that ended before.
-        request_s: Requests of operations that ended before, and the rows of those whose result is
-            dropped as well. Until then a repeated request finds its operation, and a run could be
-            replayed from its beginning.
+        now_s: The time, from which a run counts back what it keeps of its past: requests, and the
+            rows of those whose result is dropped as well. A repeated request finds its operation
+            there.
+        retrieved_s: Results that were retrieved before, unless the run keeps its past for longer.
+        unretrieved_s: Results that were never retrieved, of operations that ended before; likewise.
+        boundary_kinds: Kinds of operations that make a version. The row of the last of them whose
+            request is dropped stays: what a run at rest was after it can then be named.
     """
 
+    now_s: float
     retrieved_s: float
     unretrieved_s: float
-    request_s: float
+    boundary_kinds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expired:
-    """What one write dropped of a run."""
+    """What one write dropped of a run.
+
+    Attributes:
+        snapshots: Their files are the caller's to remove.
+    """
 
     num_results: int = 0
     num_payloads: int = 0
     num_rows: int = 0
+    snapshots: tuple[SnapshotRecord, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was due."""
-        return not (self.num_results or self.num_payloads or self.num_rows)
+        return not (self.num_results or self.num_payloads or self.num_rows or self.snapshots)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +200,7 @@ class Outcome:
     Attributes:
         version: Optimizer steps of the run after it.
         plan: How it was computed, as far as that changes bits: numerics fingerprint and split.
+        used: What it is charged with.
     """
 
     sequence_number: int
@@ -193,6 +209,7 @@ class Outcome:
     version: int
     plan: str
     finish_time_s: float
+    used: UsageAmounts = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

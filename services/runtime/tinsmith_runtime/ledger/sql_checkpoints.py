@@ -13,11 +13,11 @@ from tinsmith_runtime.ledger.records import (
     FencedError,
     TaskRecord,
 )
-from tinsmith_runtime.ledger.sql_deletions import SqlDeletions
+from tinsmith_runtime.ledger.sql_usage import SqlUsage
 from tinsmith_runtime.records import AuditEvent
 
 
-class SqlCheckpoints(SqlDeletions):
+class SqlCheckpoints(SqlUsage):
     """Checkpoints, exports, and the tasks that make them; see `Ledger` for the methods."""
 
     async def get_checkpoint(self, name: str) -> CheckpointRecord | None:

@@ -15,6 +15,7 @@ from tinsmith_runtime.ledger import (
     checkpoint_statements,
     deletion_statements,
     retention,
+    snapshot_statements,
     statements,
 )
 from tinsmith_runtime.ledger.records import (
@@ -34,6 +35,7 @@ from tinsmith_runtime.ledger.records import (
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.sql_checkpoints import SqlCheckpoints
+from tinsmith_runtime.ledger.sql_history import SqlHistory
 from tinsmith_runtime.ledger.tables import (
     checkpoint_exports,
     checkpoint_tasks,
@@ -47,7 +49,7 @@ from tinsmith_runtime.ledger.tables import (
 from tinsmith_runtime.sql import Database
 
 
-class SqlLedger(SqlCheckpoints):
+class SqlLedger(SqlCheckpoints, SqlHistory):
     """Implements `Ledger`; see there for the methods.
 
     Args:
@@ -59,8 +61,7 @@ class SqlLedger(SqlCheckpoints):
     def __init__(
         self, database: Database | None = None, *, holder: Holder | None = None, store: str = ""
     ) -> None:
-        super().__init__(database, store=store)
-        self._holder = holder
+        super().__init__(database, holder=holder, store=store)
 
     async def open(self) -> None:
         """Make ready; call once, before anything else."""
@@ -270,7 +271,7 @@ class SqlLedger(SqlCheckpoints):
             for checkpoint in checkpoints:
                 checkpoint_statements.insert_checkpoint(connection, checkpoint)
             for snapshot in snapshots:
-                statements.insert_snapshot(connection, snapshot)
+                snapshot_statements.insert_snapshot(connection, snapshot)
             return records
 
         return await self._database.write(finish)
@@ -411,6 +412,15 @@ class SqlLedger(SqlCheckpoints):
             lambda connection: retention.has_due(connection, run, cutoffs)
         )
 
+    async def set_history(self, run: str, epoch: int, history_retention_s: float) -> None:
+        """Set how long the past of a run is kept; see `Ledger`."""
+
+        def change(connection: sa.Connection) -> None:
+            statements.check_fence(connection, run, epoch)
+            retention.set_history(connection, run, history_retention_s)
+
+        await self._database.write(change)
+
     async def expired_through(self, run: str) -> int:
         """Return the number up to which the rows of a run were deleted."""
         return await self._database.read(
@@ -438,34 +448,24 @@ class SqlLedger(SqlCheckpoints):
 
         def add(connection: sa.Connection) -> None:
             statements.check_fence(connection, snapshot.run, epoch)
-            statements.insert_snapshot(connection, snapshot)
+            snapshot_statements.insert_snapshot(connection, snapshot)
 
         await self._database.write(add)
 
     async def list_snapshots(self, run: str) -> list[SnapshotRecord]:
         """Return the snapshots of a run, newest first."""
-        query = (
-            sa.select(snapshots)
-            .where(snapshots.c.run == run)
-            .order_by(snapshots.c.sequence_number.desc())
-        )
         return await self._database.read(
-            lambda connection: [
-                SnapshotRecord(**row) for row in connection.execute(query).mappings()
-            ]
+            lambda connection: snapshot_statements.snapshots_of(connection, run)
         )
 
-    async def delete_snapshots(self, run: str, before: int) -> list[SnapshotRecord]:
-        """Forget snapshots below a sequence number, and return them."""
-        statement = (
-            sa.delete(snapshots)
-            .where(snapshots.c.run == run, snapshots.c.sequence_number < before)
-            .returning(*snapshots.c)
-        )
+    async def thin_snapshots(
+        self, run: str, *, now_s: float, num_history: int
+    ) -> list[SnapshotRecord]:
+        """Forget the snapshots that are not needed; see `Ledger`."""
         return await self._database.write(
-            lambda connection: [
-                SnapshotRecord(**row) for row in connection.execute(statement).mappings()
-            ]
+            lambda connection: retention.thin_snapshots(
+                connection, run, now_s=now_s, num_history=num_history
+            )
         )
 
     async def close(self) -> None:

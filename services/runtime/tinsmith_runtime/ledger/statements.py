@@ -16,6 +16,7 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
     StorageBusyError,
 )
+from tinsmith_runtime.ledger import usage_statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     Commit,
@@ -26,7 +27,6 @@ from tinsmith_runtime.ledger.records import (
     OperationState,
     Outcome,
     RunRecord,
-    SnapshotRecord,
 )
 from tinsmith_runtime.ledger.retention import expired_through
 from tinsmith_runtime.ledger.tables import (
@@ -136,6 +136,7 @@ def insert_operation(connection: sa.Connection, operation: NewOperation) -> Any:
             submit_time_s=operation.submit_time_s,
             revision=0,
             seen_through=operation.seen_through,
+            key_id=operation.key_id,
         )
         .on_conflict_do_nothing()
     )
@@ -167,6 +168,7 @@ def pending_record(operation: NewOperation) -> OperationRecord:
         num_attempts=0,
         submit_time_s=operation.submit_time_s,
         seen_through=operation.seen_through,
+        key_id=operation.key_id,
     )
 
 
@@ -237,6 +239,7 @@ def commit(connection: sa.Connection, commit: Commit) -> list[OperationRecord]:
         if row is None:
             raise finished_already(commit.run, outcome.sequence_number)
         records.append(operation_of(row))
+    usage_statements.add(connection, commit.run, zip(commit.outcomes, records, strict=True))
     return records
 
 
@@ -312,16 +315,6 @@ def insert_failed(
     return numbers
 
 
-def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None:
-    """Insert a snapshot, replacing one of the same operation."""
-    values = {field: getattr(snapshot, field) for field in snapshot.__dataclass_fields__}
-    connection.execute(
-        insert(connection, snapshots)
-        .values(**values)
-        .on_conflict_do_update(index_elements=["run", "sequence_number"], set_=values)
-    )
-
-
 def adopt(
     connection: sa.Connection, run: RunRecord, holder: Holder | None, store: str
 ) -> RunRecord:
@@ -357,7 +350,13 @@ def adopt(
         )
     connection.execute(
         insert(connection, runs)
-        .values(name=run.name, base_model=run.base_model, adapter=run.adapter, store=store)
+        .values(
+            name=run.name,
+            base_model=run.base_model,
+            adapter=run.adapter,
+            store=store,
+            history_retention_s=run.history_retention_s,
+        )
         # Wherever it was before: from now on its files are written there.
         .on_conflict_do_update(index_elements=["name"], set_={"store": store})
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 9
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -22,6 +22,8 @@ runs = sa.Table(
     sa.Column("last_revision", sa.BigInteger, nullable=False, default=0, server_default="0"),
     # The object store of the trainer that adopted it last; empty if that is not known.
     sa.Column("store", sa.Text, nullable=False, default="", server_default=""),
+    # How long its past is kept after an operation ended; 0 is the default.
+    sa.Column("history_retention_s", sa.Float, nullable=False, default=0.0, server_default="0"),
 )
 
 # The fence: placement raises the epoch, every write of a trainer checks it and locks the row.
@@ -73,6 +75,8 @@ operations = sa.Table(
     sa.Column("result_digest", sa.LargeBinary),
     # What its sender could know when it was accepted.
     sa.Column("seen_through", sa.BigInteger, nullable=False, server_default="0"),
+    # The key that it was sent with; empty on a row that is older than this column.
+    sa.Column("key_id", sa.Text, nullable=False, default="", server_default=""),
     sa.UniqueConstraint("run", "request_id"),
     # An operation without a result has revision 0, so these are found here as well.
     sa.Index("operations_by_revision", "run", "revision", "sequence_number"),
@@ -170,6 +174,22 @@ checkpoint_tasks = sa.Table(
     # Whose event is written when the task ends; empty on a task older than this column.
     sa.Column("key_id", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("checkpoint_tasks_by_state", "state", "project"),
+)
+
+# What the operations of a run used, by the key that sent them and the day of UTC. The transaction
+# that commits their results adds to it. It outlives the run.
+usage_totals = sa.Table(
+    "usage_totals",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("key_id", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True),
+    sa.Column("num_trained_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_prefilled_tokens", sa.BigInteger, nullable=False),
+    sa.Column("engine_s", sa.Float, nullable=False),
+    # Whether the scheduler has this total.
+    sa.Column("is_reported", sa.Boolean, nullable=False),
+    sa.Index("usage_totals_by_report", "is_reported", "day"),
 )
 
 # One row for each management action on a checkpoint, by the transaction that makes the change.

@@ -44,6 +44,28 @@ LEDGER_COMMIT_WRITES = Histogram(
     "Writes that shared one group commit.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
 )
+LEDGER_WAITING_WRITES = Gauge(
+    "tinsmith_ledger_waiting_writes",
+    "Writes that wait for their group commit, of all databases of the pod.",
+)
+STORE_REQUEST_SECONDS = Histogram(
+    "tinsmith_object_store_request_duration_seconds",
+    "Wall time of one request to the object store, by operation and outcome: `ok`, `missing`, "
+    "`exists`, `unavailable`, `refused`, `full` or `failed`. A streamed read ends with its last "
+    "byte.",
+    ["operation", "outcome"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+STORE_BYTES = Counter(
+    "tinsmith_object_store_bytes_total",
+    "Bytes of objects that were `read` from the object store and `written` to it.",
+    ["direction"],
+)
+CERTIFICATE_EXPIRY = Gauge(
+    "tinsmith_certificate_expiry_timestamp_seconds",
+    "When the certificate in use ends, in seconds since the epoch, by its use: `pods` or `front`.",
+    ["use"],
+)
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from tinsmith.errors import ConfigurationError
+from tinsmith.tracing import switch
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.observability.logs import configure_logging
@@ -57,6 +59,7 @@ def run_pod(
     # What native code aborts leaves the stacks of its threads in the log, and not only a number.
     faulthandler.enable(_STDERR)
     try:
+        start_traces()
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
         problem = sentence_of(error)
@@ -70,6 +73,18 @@ def run_pod(
         write_termination_reason(f"{type(error).__name__}: {error}")
         raise
     return 0
+
+
+def start_traces() -> None:
+    """Record traces if variables say where they go.
+
+    Raises:
+        ConfigError: If OpenTelemetry is not installed.
+    """
+    try:
+        switch.start()
+    except ConfigurationError as error:
+        raise ConfigError(sentence_of(error)) from error
 
 
 def write_termination_reason(problem: str) -> None:
@@ -108,8 +123,13 @@ def freeze_started() -> None:
     gc.freeze()
 
 
-async def serve(pod: Pod) -> None:
-    """Serve a pod until a signal."""
+async def serve(pod: Pod, *, on_started: Callable[[], None] = lambda: None) -> None:
+    """Serve a pod until a signal.
+
+    Args:
+        pod: What is served.
+        on_started: Called once it serves.
+    """
     # Listened for from the beginning: a signal that comes during the start, which lasts as long as
     # another process holds the database, ends it in order.
     stopped = asyncio.create_task(wait_for_signal())
@@ -122,6 +142,7 @@ async def serve(pod: Pod) -> None:
         return
     await start
     freeze_started()
+    on_started()
     try:
         await stopped
     finally:

@@ -1,17 +1,12 @@
-"""What `--help` of a pod says of its settings: the fields of its config class, as documented.
-
-The sentences below the fields are the documentation; Python drops them, so they are read from the
-source of the class.
-"""
+"""What `--help` of a pod says of its settings: the fields of its config class, as documented."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import textwrap
 from typing import Any
+
+from tinsmith.field_docstrings import field_docstrings
 
 _WIDTH = 92
 _PREFIX = "TINSMITH_"
@@ -59,7 +54,7 @@ def settings_of(config_class: type[Any], *, prefix: str = _PREFIX) -> list[Setti
     meanings = {
         name: meaning
         for base in reversed(config_class.__mro__[:-1])
-        for name, meaning in _field_docstrings(base).items()
+        for name, meaning in field_docstrings(base).items()
     }
     return [
         Setting(
@@ -70,23 +65,3 @@ def settings_of(config_class: type[Any], *, prefix: str = _PREFIX) -> list[Setti
         )
         for field in dataclasses.fields(config_class)
     ]
-
-
-def _field_docstrings(config_class: type[Any]) -> dict[str, str]:
-    """Return the sentence below each field of a class; nothing where the source is not there."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    found = {}
-    for statement, below in itertools.pairwise(body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        ):
-            found[statement.target.id] = inspect.cleandoc(below.value.value)
-    return found

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tinsmith_runtime.errors import (
@@ -43,6 +43,10 @@ from tinsmith_runtime.rpc.pod_identity import (
 from tinsmith_runtime.shielded import start
 from tinsmith_runtime.tenant import bind_tenant
 
+CHARGED_KEY_HEADER = "x-tinsmith-charged-key"
+"""Says for which key of users a pod calls; of other callers it is not looked at."""
+
+_KEY_ID = re.compile(r"[a-z0-9]{12}")
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SECRET_BYTES = 32
 _KEY_ID_LENGTH = 12
@@ -58,6 +62,8 @@ class Caller:
     key_id: str
     pool: str = ""
     """The workers that the key is bound to; empty for the shared ones."""
+    on_behalf_of: str = ""
+    """Id of the key of users for which a pod calls; empty if it calls for itself."""
 
     @classmethod
     def of_pod(cls, identity: PodIdentity) -> Caller:
@@ -68,6 +74,17 @@ class Caller:
     def is_pod(self) -> bool:
         """Whether the caller is another pod, which may act for any project."""
         return isinstance(self.role, PodRole)
+
+    @property
+    def charged_key_id(self) -> str:
+        """Id of the key whose usage a call is."""
+        return self.on_behalf_of or self.key_id
+
+    def calls_for(self, key_id: object) -> Caller:
+        """Return the caller as one that works for a key of users, if it is a pod and names one."""
+        if not self.is_pod or not isinstance(key_id, str) or _KEY_ID.fullmatch(key_id) is None:
+            return self
+        return replace(self, on_behalf_of=key_id)
 
     def require_method(self, method: str) -> None:
         """Raise `RoleMissingError` if the caller's role does not call a method.

@@ -24,6 +24,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from tinsmith.rpc.error_codec import encode_status
+from tinsmith.tracing import spans
 from tinsmith_runtime.errors import (
     DrainingError,
     KeyInvalidError,
@@ -34,13 +35,14 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.observability.metrics import RPC_ERRORS, RPC_IN_FLIGHT, RPC_SECONDS
 from tinsmith_runtime.rpc import health
-from tinsmith_runtime.rpc.auth import Authenticator, Caller, bind_caller
+from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER, Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodRole
 from tinsmith_runtime.rpc.pod_tls import peer_identity
 from tinsmith_runtime.rpc.requests import bind_body
+from tinsmith_runtime.rpc.server_spans import begin_call, end_call, exemplar_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self, *, domain: str, authenticator: Authenticator, limits: Limits, reader: BodyReader
     ) -> None:
         self._domain = domain
+        self.pod = domain.partition(".")[0]
+        """Name of the pod."""
         self._authenticator = authenticator
         self._limits = limits
         self._reader = reader
@@ -101,13 +105,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._is_draining:
             raise DrainingError("the pod is shutting down; send the request again")
         bind_peer(address_of(context.peer()))
-        authorization = dict(context.invocation_metadata() or ()).get("authorization")
+        metadata = dict(context.invocation_metadata() or ())
+        authorization = metadata.get("authorization")
         caller = await self._authenticator.authenticate(
             authorization if isinstance(authorization, str) else None
         )
         caller.require_method(method)
         _require_peer(caller, context)
-        return caller
+        return caller.calls_for(metadata.get(CHARGED_KEY_HEADER))
 
     def admit(self, caller: Caller) -> Admission:
         """Count a call until the context that is returned ends.
@@ -203,7 +208,7 @@ class _Call:
         return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
     async def _serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
-        with _Timer(self._method, context):
+        with _Timer(self._interceptor.pod, self._method, context):
             try:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
@@ -221,7 +226,7 @@ class _Call:
     async def _serve_unary_stream(
         self, bodies: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
-        with _Timer(self._method, context):
+        with _Timer(self._interceptor.pod, self._method, context):
             try:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
@@ -239,7 +244,7 @@ class _Call:
     async def _serve_stream(
         self, bodies: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
-        with _Timer(self._method, context):
+        with _Timer(self._interceptor.pod, self._method, context):
             try:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
@@ -282,14 +287,18 @@ class _Call:
 
 
 class _Timer:
-    """Counts and times one call."""
+    """Counts and times one call, and makes it a span of its trace."""
 
-    def __init__(self, method: str, context: Context) -> None:
+    def __init__(self, pod: str, method: str, context: Context) -> None:
+        self._pod = pod
         self._method = method
         self._context = context
         self._begin_s = 0.0
+        self._span: spans.Span | None = None
 
     def __enter__(self) -> None:
+        if spans.is_on():
+            self._span = begin_call(self._pod, self._method, self._context.invocation_metadata())
         self._begin_s = time.perf_counter()
         RPC_IN_FLIGHT.labels(self._method).inc()
 
@@ -297,7 +306,10 @@ class _Timer:
         RPC_IN_FLIGHT.labels(self._method).dec()
         code = self._context.code()
         name = code.name if isinstance(code, grpc.StatusCode) else "OK"
-        RPC_SECONDS.labels(self._method, name).observe(time.perf_counter() - self._begin_s)
+        duration_s = time.perf_counter() - self._begin_s
+        RPC_SECONDS.labels(self._method, name).observe(duration_s, exemplar_of(self._span))
+        if self._span is not None:
+            end_call(self._span, name)
 
 
 def _unset() -> NoReturn:

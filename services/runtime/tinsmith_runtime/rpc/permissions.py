@@ -47,12 +47,15 @@ def _methods(service: str, *names: str) -> frozenset[str]:
 
 _SCHEDULER = "tinsmith.v1.SchedulerService"
 _JOBS = "tinsmith.v1.JobService"
+_RUN_METRICS = "tinsmith.v1.RunMetricsService"
+_USAGE = "tinsmith.v1.UsageService"
 _TRAINER = "tinsmith.v1.TrainerService"
 _CONTROL = "tinsmith.v1.TrainerControlService"
 _CHECKPOINTS = "tinsmith.v1.CheckpointService"
 _SAMPLER = "tinsmith.v1.SamplerService"
 _ENVIRONMENTS = "tinsmith.v1.EnvironmentService"
 _EPISODES = "tinsmith.v1.EpisodeService"
+_MATCHES = "tinsmith.v1.CoordinatorService"
 _OPERATIONS = "google.longrunning.Operations"
 
 
@@ -70,7 +73,7 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
             "GetCallerKey RevokeKey GetTrainingRun ListTrainingRuns",
             READ: "ListSessions",
             PLAY: "CreateSession HeartbeatSession FinishSession CreateSamplingSession",
-            USE: "ResumeSession CreateTrainingRun DeleteTrainingRun",
+            USE: "ResumeSession CreateTrainingRun UpdateTrainingRun DeleteTrainingRun",
             MANAGE: "CreateKey ListKeys ListAuditEvents",
             PODS: "VerifyKey RegisterWorker ListWorkers HeartbeatWorker DeregisterWorker",
         },
@@ -83,6 +86,18 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
             "DeleteTrainingJob ReportTrainingJob GetTrainingJobReport",
             PODS: "ListTrainingJobReports DeleteTrainingJobReport EnsureJobKey RevokeJobKey "
             "ListJobKeys",
+        },
+    ),
+    **_rows(
+        _RUN_METRICS,
+        {READ: "QueryRunMetrics ListRunMetrics", USE: "RecordRunMetrics"},
+    ),
+    **_rows(
+        _USAGE,
+        {
+            READ: "ListUsage ListBudgets",
+            MANAGE: "UpdateBudget DeleteBudget",
+            PODS: "ReportUsage",
         },
     ),
     **_rows(
@@ -105,7 +120,13 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
             MANAGE: "ListCheckpointEvents",
         },
     ),
-    **_rows(_CONTROL, {PODS: "AdoptRun ReleaseRun ListRunStatuses ResumeRun ExportWeights"}),
+    **_rows(
+        _CONTROL,
+        {
+            PODS: "AdoptRun ReleaseRun ForkRun SetHistoryRetention ListRunStatuses ResumeRun "
+            "ExportWeights ReadWeights",
+        },
+    ),
     **_rows(
         _SAMPLER,
         {
@@ -117,8 +138,9 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
     **_rows(
         _ENVIRONMENTS,
         {
-            ALL: "ListEnvironments GetInstance",
-            PLAY: "CreateInstance StepInstance StepInstances DeleteInstance",
+            ALL: "ListEnvironments GetInstance ListEnvironmentStatistics",
+            PLAY: "CreateInstance StepInstance StepInstances DeleteInstance "
+            "ResetEnvironmentStatistics",
         },
     ),
     **_rows(
@@ -128,6 +150,14 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
             PLAY: "ClaimEpisode HeartbeatEpisode SubmitEpisode AbortEpisode",
             USE: "CreateEpisodes CancelEpisodes",
             PODS: "RecordModelCall VerifyEpisodeKey",
+        },
+    ),
+    **_rows(
+        _MATCHES,
+        {
+            ALL: "GetMatch ListMatches WatchMatch ListRolloutEpisodes WatchRolloutEpisodes",
+            PLAY: "JoinMatch HeartbeatMember LeaveMatch TakeTurn AbandonGame ArriveAtBarrier",
+            USE: "CreateMatch CancelMatch GenerateRollouts",
         },
     ),
     **_rows(
@@ -143,12 +173,27 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
 _LISTED = _methods(_SCHEDULER, "RegisterWorker", "HeartbeatWorker", "DeregisterWorker", "VerifyKey")
 
 POD_PERMISSIONS: Mapping[PodRole, frozenset[str]] = {
-    PodRole.TRAINER: _LISTED,
+    # What it measured of the steps of runs, of whatever project.
+    PodRole.TRAINER: _LISTED
+    | _methods(_RUN_METRICS, "RecordRunMetrics")
+    | _methods(_USAGE, "ReportUsage"),
     PodRole.ENVIRONMENT: _LISTED,
-    PodRole.COORDINATOR: _LISTED,
+    # Rollouts, which it plays for the project whose key asked for them.
+    PodRole.COORDINATOR: _LISTED
+    | _methods(_SCHEDULER, "GetCapabilities", "GetSamplingSession", "GetTokenizer")
+    | _methods(_SAMPLER, "Sample")
+    | _methods(
+        _ENVIRONMENTS,
+        "ListEnvironments",
+        "CreateInstance",
+        "StepInstance",
+        "StepInstances",
+        "DeleteInstance",
+    ),
     PodRole.SAMPLER: _LISTED
+    | _methods(_USAGE, "ReportUsage")
     | _methods(_SCHEDULER, "GetSamplingSession")
-    | _methods(_CONTROL, "ExportWeights")
+    | _methods(_CONTROL, "ExportWeights", "ReadWeights")
     | _methods(_CHECKPOINTS, "GetCheckpoint"),
     PodRole.GATEWAY: _methods(
         _SCHEDULER,
@@ -167,7 +212,15 @@ POD_PERMISSIONS: Mapping[PodRole, frozenset[str]] = {
     | _methods(_CHECKPOINTS, "GetCheckpoint", "ListCheckpoints", "DownloadCheckpointFile")
     | _methods(_OPERATIONS, "ListOperations")
     | _methods(_EPISODES, "RecordModelCall", "VerifyEpisodeKey"),
-    PodRole.SCHEDULER: _methods(_CONTROL, "AdoptRun", "ReleaseRun", "ResumeRun", "ListRunStatuses")
+    PodRole.SCHEDULER: _methods(
+        _CONTROL,
+        "AdoptRun",
+        "ReleaseRun",
+        "ForkRun",
+        "SetHistoryRetention",
+        "ResumeRun",
+        "ListRunStatuses",
+    )
     | _methods(_TRAINER, "LoadCheckpoint")
     | _methods(_CHECKPOINTS, "GetCheckpoint")
     | _methods(_OPERATIONS, "WaitOperation"),

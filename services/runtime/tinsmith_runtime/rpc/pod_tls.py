@@ -27,6 +27,7 @@ import grpc
 
 from tinsmith.rpc.channels import CHANNEL_OPTIONS, serialize_deterministically
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.observability.certificates import note_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,7 @@ class _Watched:
         self._tls = tls
         try:
             self.files = tls.read()
+            self._note()
         except OSError as error:
             raise ConfigError(
                 f"a certificate of the pods cannot be read: {error}; is the Secret mounted?"
@@ -171,7 +173,12 @@ class _Watched:
             return False
         is_new = files != self.files
         self.files = files
+        if is_new:
+            self._note()
         return is_new
+
+    def _note(self) -> None:
+        note_certificate("pods", self.files[1].decode())
 
 
 def _open(opener: Callable[..., Any], address: str, role: str, files: _Files) -> Any:

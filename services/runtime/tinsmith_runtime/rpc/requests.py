@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2
 from tinsmith.names import InvalidNameError, ResourceName, is_valid_id
 from tinsmith.rpc.durations import decode_duration
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.records import RequestIdentity
+from tinsmith_runtime.records import HISTORY_RETENTION_S, RequestIdentity
 
 NameT = TypeVar("NameT", bound=ResourceName)
 
@@ -275,6 +275,25 @@ def _foreign_token() -> InvalidFieldError:
 
 def _page_digest(list_name: str, body: bytes) -> bytes:
     return digest_of(list_name.encode() + b"\0" + body)[:_DIGEST_BYTES]
+
+
+def decode_history_retention(request: Any, *, max_s: float = math.inf) -> float:
+    """Return for how long the past of a run is to be kept; the default if that is left out.
+
+    Raises:
+        InvalidFieldError: If it is shorter than requests are answered again, or above `max_s`.
+    """
+    if not request.HasField("history_retention"):
+        return HISTORY_RETENTION_S
+    wanted_s = decode_duration(request.history_retention)
+    if not HISTORY_RETENTION_S <= wanted_s <= max_s:
+        most = "" if math.isinf(max_s) else f", at most {max_s / 3600.0:g} h"
+        raise InvalidFieldError(
+            "history_retention",
+            f"must be at least {HISTORY_RETENTION_S / 3600.0:g} h{most}; got "
+            f"{wanted_s / 3600.0:g} h",
+        )
+    return wanted_s
 
 
 def decode_ttl(request: Any) -> float | None:

@@ -16,7 +16,14 @@ import grpc
 import grpc.aio
 
 from tinsmith.rpc.error_codec import decode_status, status_of
-from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith.v1 import (
+    run_metrics_pb2,
+    run_metrics_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    usage_pb2,
+    usage_pb2_grpc,
+)
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
     InternalError,
@@ -84,6 +91,8 @@ class SchedulerClient:
     def __init__(self, address: str, credentials: PodCredentials) -> None:
         self._channel = credentials.open_channel(address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._run_metrics: Any = run_metrics_pb2_grpc.RunMetricsServiceStub(self._channel)
+        self._usage: Any = usage_pb2_grpc.UsageServiceStub(self._channel)
         self._credentials = credentials
 
     def authenticator(self) -> Authenticator:
@@ -137,6 +146,16 @@ class SchedulerClient:
             name=worker.name, incarnation=worker.incarnation, load=load
         )
         await self._call(self._stub.HeartbeatWorker, request)
+
+    async def record_run_metrics(self, request: run_metrics_pb2.RecordRunMetricsRequest) -> None:
+        """Record what was measured of a run."""
+        await self._call(self._run_metrics.RecordRunMetrics, request)
+
+    async def report_usage(
+        self, request: usage_pb2.ReportUsageRequest
+    ) -> usage_pb2.ReportUsageResponse:
+        """Report totals of what was used, and return the budgets."""
+        return await self._call(self._usage.ReportUsage, request)
 
     async def deregister(self, worker: scheduler_pb2.Worker) -> None:
         """Take a worker off the list, so that its runs move at once."""

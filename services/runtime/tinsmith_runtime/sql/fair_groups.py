@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from tinsmith_runtime.observability.metrics import LEDGER_WAITING_WRITES
+
 WriteT = TypeVar("WriteT")
 
 _GROUP_S = 0.02
@@ -48,6 +50,7 @@ class FairGroups(Generic[WriteT]):
             project: Whose they are; empty for work of no project.
             writes: At least one.
         """
+        LEDGER_WAITING_WRITES.inc(len(writes))
         if project in self._waiting:
             self._waiting[project].append(writes)
             return
@@ -69,6 +72,7 @@ class FairGroups(Generic[WriteT]):
             if project in self._waiting:
                 turn = (self._had + len(writes), next(self._numbers), project)
                 heapq.heappush(self._turns, turn)
+        LEDGER_WAITING_WRITES.dec(len(group))
         return group
 
     def note(self, num_writes: int, *, writes_s: float, commit_s: float) -> None:

@@ -7,6 +7,8 @@ only then tells the callers; by
 and while a commit runs, the next group gathers. A write that raises is rolled back alone.
 
 Reads go to a second connection, which in WAL mode sees the last commit and never waits for it.
+Both connections stay open, and transactions are begun and ended in the driver: through SQLAlchemy
+that costs more than the one statement that many of them hold.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ class SqliteDatabase:
         self._is_closing = False
         self._change = threading.Condition()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql-read")
+        self._read_connection: sa.Connection | None = None
+        """Of the reader's thread, once it has read."""
         self._writer = threading.Thread(target=self._write_forever, name="sql-write", daemon=True)
         self._writer.start()
 
@@ -137,9 +141,11 @@ class SqliteDatabase:
     def close_sync(self) -> None:
         """Do the same from a plain thread."""
         with self._change:
-            self._is_closing = True
+            was_closing, self._is_closing = self._is_closing, True
             self._change.notify()
         self._writer.join()
+        if not was_closing:
+            self._reader.submit(self._end_reads)
         self._reader.shutdown()
         self._engine.dispose()
         self._lock_file.close()
@@ -153,12 +159,23 @@ class SqliteDatabase:
         return [write.future for write in writes]
 
     def _read(self, statements: Statements[ResultT]) -> ResultT:
-        with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN")
+        if self._read_connection is None:
+            self._read_connection = self._engine.connect()
+        connection = self._read_connection
+        try:
+            _driver_of(connection).execute("BEGIN")
+            return statements(connection)
+        finally:
             try:
-                return statements(connection)
-            finally:
-                connection.exec_driver_sql("ROLLBACK")
+                _driver_of(connection).execute("ROLLBACK")
+            except sqlite3.Error:
+                # It may be inside a transaction or out of one: the next read begins with another.
+                self._end_reads()
+
+    def _end_reads(self) -> None:
+        connection, self._read_connection = self._read_connection, None
+        if connection is not None:
+            connection.close()
 
     def _write_forever(self) -> None:
         with self._engine.connect() as connection:
@@ -173,15 +190,16 @@ class SqliteDatabase:
 
     def _commit(self, connection: sa.Connection, group: list[_Write[Any]]) -> None:
         begin_s = time.perf_counter()
+        driver = _driver_of(connection)
         try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            driver.execute("BEGIN IMMEDIATE")
             for write in group:
                 write.run(connection)
             written_s = time.perf_counter()
-            connection.exec_driver_sql("COMMIT")
+            driver.execute("COMMIT")
         except Exception as error:
-            with contextlib.suppress(sa.exc.SQLAlchemyError):
-                connection.exec_driver_sql("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):
+                driver.execute("ROLLBACK")
             failure = self._typed(error)
             if isinstance(failure, StorageFullError):
                 logger.warning("disk is full", extra={"num_writes": len(group)})
@@ -229,19 +247,21 @@ class _Write(Generic[ResultT]):
 
         Raises:
             sa.exc.OperationalError: If the disk is full, which ends the whole group.
+            sqlite3.OperationalError: The same, where the savepoint found it.
         """
-        connection.exec_driver_sql("SAVEPOINT one")
+        driver = _driver_of(connection)
+        driver.execute("SAVEPOINT one")
         try:
             self._result = self._statements(connection)
         except TinsmithError as error:
             self._error = error
-            connection.exec_driver_sql("ROLLBACK TO one")
+            driver.execute("ROLLBACK TO one")
         except sa.exc.OperationalError:
             raise
         except Exception as error:
             self._error = error
-            connection.exec_driver_sql("ROLLBACK TO one")
-        connection.exec_driver_sql("RELEASE one")
+            driver.execute("ROLLBACK TO one")
+        driver.execute("RELEASE one")
 
     def finish(self) -> None:
         """Tell the caller, after the commit."""
@@ -253,6 +273,10 @@ class _Write(Generic[ResultT]):
     def fail(self, error: Exception) -> None:
         """Tell the caller that nothing was written."""
         self.future.set_exception(self._error or error)
+
+
+def _driver_of(connection: sa.Connection) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, connection.connection.driver_connection)
 
 
 def _create_engine(path: Path) -> sa.Engine:

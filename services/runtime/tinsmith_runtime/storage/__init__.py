@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlparse
 
 from tinsmith_runtime.errors import ConfigError, StorageFullError, StorageUnavailableError
 from tinsmith_runtime.storage.file import FileStore
+from tinsmith_runtime.storage.measured import MeasuredStore
 from tinsmith_runtime.storage.objects import FileEntry, Progress, StoredObject, ignore_progress
 from tinsmith_runtime.storage.settings import parse_s3_uri
 
@@ -159,7 +160,7 @@ def open(  # noqa: A001 - read as `storage.open`
     """
     parsed = urlparse(uri)
     if parsed.scheme == "file" and parsed.netloc in ("", "localhost") and parsed.path:
-        return FileStore(Path(unquote(parsed.path)))
+        return MeasuredStore(FileStore(Path(unquote(parsed.path))))
     if parsed.scheme == "s3":
         variables = os.environ if environment is None else environment
         location, settings = parse_s3_uri(uri, variables)
@@ -167,7 +168,7 @@ def open(  # noqa: A001 - read as `storage.open`
             from tinsmith_runtime.storage.s3.store import S3Store
         except ModuleNotFoundError as error:
             raise ConfigError("S3 storage is not installed; install tinsmith[s3]") from error
-        return S3Store(location, settings, variables)
+        return MeasuredStore(S3Store(location, settings, variables))
     raise ConfigError(
         f"storage URI {_without_query(uri)!r} is not supported; use file:///absolute/path or "
         "s3://bucket/prefix"

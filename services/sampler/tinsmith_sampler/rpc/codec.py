@@ -48,7 +48,7 @@ def decode_target(message: scheduler_pb2.SamplingSession) -> Target:
     )
 
 
-def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
+def decode_prompt(request: sampler_pb2.SampleRequest, *, key_id: str = "") -> Prompt:
     """Return a request for completions.
 
     Raises:
@@ -98,10 +98,13 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         uses_model_stop_tokens=stop is None,
         min_version=request.min_version,
         max_staleness=request.max_staleness,
+        key_id=key_id,
     )
 
 
-def decode_stream(request: sampler_pb2.StreamSampleRequest) -> tuple[Prompt, list[int]]:
+def decode_stream(
+    request: sampler_pb2.StreamSampleRequest, *, key_id: str = ""
+) -> tuple[Prompt, list[int]]:
     """Return a request for a stream, and how many tokens of each sample its sender has.
 
     Raises:
@@ -115,7 +118,7 @@ def decode_stream(request: sampler_pb2.StreamSampleRequest) -> tuple[Prompt, lis
         )
     if any(count < 0 for count in request.received_tokens):
         raise InvalidFieldError("received_tokens", "must not hold a negative count")
-    prompt = decode_prompt(request.request)
+    prompt = decode_prompt(request.request, key_id=key_id)
     prompt = dataclasses.replace(prompt, session=request.sampling_session)
     return prompt, list(request.received_tokens)
 

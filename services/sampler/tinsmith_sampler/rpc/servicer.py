@@ -64,7 +64,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request: sampler_pb2.SampleRequest, context: Context
     ) -> sampler_pb2.SampleResponse:
         _check_session(request.sampling_session)
-        prompt = codec.decode_prompt(request)
+        prompt = codec.decode_prompt(request, key_id=current_caller().charged_key_id)
         with _Timed():
             response = codec.encode_sampled(prompt.request, await self._service.sample(prompt))
         self._note_answered(response, context)
@@ -74,7 +74,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request: sampler_pb2.StreamSampleRequest, context: Context
     ) -> AsyncIterator[sampler_pb2.StreamSampleResponse]:
         _check_session(request.sampling_session)
-        prompt, received = codec.decode_stream(request)
+        prompt, received = codec.decode_stream(request, key_id=current_caller().charged_key_id)
         with _Timed():
             stream = await self._service.stream(prompt, received)
             # A call that is cancelled while it sends does not come back here.
@@ -107,6 +107,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             ),
             tokens_field="input",
             min_version=request.min_version,
+            key_id=current_caller().charged_key_id,
         )
         with _Timed():
             sampled = await self._service.sample(prompt)

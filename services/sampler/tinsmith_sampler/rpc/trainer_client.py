@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from tinsmith.v1 import (
@@ -11,10 +11,17 @@ from tinsmith.v1 import (
     trainer_control_pb2,
     trainer_control_pb2_grpc,
 )
+from tinsmith_engine.contract.weight_codec import decode_index
 from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
-from tinsmith_sampler.trainer_protocol import StoredWeights
+from tinsmith_runtime.sealed_memory import MemoryLocation, memory_domain
+from tinsmith_sampler.trainer_protocol import (
+    ExportedWeights,
+    StoredWeights,
+    WeightChunk,
+    WeightDescription,
+)
 
 # A publish waits for the operation that is being computed.
 _CALL_TIMEOUT_S = 120.0
@@ -46,6 +53,46 @@ class TrainerClient:
         )
         return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
 
+    async def newest(self, address: str, run: str) -> ExportedWeights | StoredWeights:
+        """Return the newest weights of a run, in memory or, of an older trainer, in the store.
+
+        Raises:
+            RunNotFoundError: If the trainer does not hold the run.
+            WorkerUnavailableError: If it cannot be reached.
+        """
+        request = trainer_control_pb2.ExportWeightsRequest(
+            run=run, destination=trainer_control_pb2.ExportWeightsRequest.DESTINATION_MEMORY
+        )
+        answer = await self._call(
+            address, trainer_control_pb2_grpc.TrainerControlServiceStub, "ExportWeights", request
+        )
+        if answer.weights_id:
+            return ExportedWeights(answer.version, answer.weights_id)
+        return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
+
+    async def read(
+        self, address: str, run: str, weights_id: str, *, offset: int, held: str, maps_memory: bool
+    ) -> AsyncGenerator[WeightDescription | WeightChunk, None]:
+        """Yield the description of weights in memory, then their chunks; see `Trainers.read`."""
+        request = trainer_control_pb2.ReadWeightsRequest(
+            run=run,
+            weights_id=weights_id,
+            offset=offset,
+            held_weights_id=held,
+            memory_domain=memory_domain() if maps_memory else "",
+        )
+        stub: Any = trainer_control_pb2_grpc.TrainerControlServiceStub(self._channel(address))
+        async with typed_errors("trainer", may_move=True):
+            call = stub.ReadWeights(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+            try:
+                async for message in call:
+                    if message.index:
+                        yield _decode_description(message)
+                    else:
+                        yield WeightChunk(message.offset, message.data)
+            finally:
+                call.cancel()
+
     async def checkpoint(self, address: str, name: str) -> StoredWeights:
         """Return where the files of a checkpoint are.
 
@@ -67,6 +114,13 @@ class TrainerClient:
     async def _call(
         self, address: str, stub: Callable[[Any], Any], method: str, request: Any
     ) -> Any:
+        channel = self._channel(address)
+        async with typed_errors("trainer", may_move=True):
+            return await getattr(stub(channel), method)(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )
+
+    def _channel(self, address: str) -> Any:
         if not address:
             raise WorkerUnavailableError(
                 "no trainer holds the run at the moment; send the request again"
@@ -76,7 +130,12 @@ class TrainerClient:
             channel = self._channels[address] = self._credentials.open_channel(
                 address, PodRole.TRAINER
             )
-        async with typed_errors("trainer", may_move=True):
-            return await getattr(stub(channel), method)(
-                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
-            )
+        return channel
+
+
+def _decode_description(message: trainer_control_pb2.ReadWeightsResponse) -> WeightDescription:
+    location = None
+    if message.HasField("shared_memory"):
+        memory = message.shared_memory
+        location = MemoryLocation(memory.pid, memory.descriptor, memory.inode)
+    return WeightDescription(decode_index(message.index, sha256=message.index_sha256), location)

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ from tinsmith_sampler.metrics import (
     SAMPLED_TOKENS,
     SEQUENCES,
 )
+from tinsmith_sampler.usage_log import SharedTime, amounts_of
 from tinsmith_sampler.vllm.jobs import Job, numbers
 from tinsmith_sampler.vllm.messages import (
     Adapter,
@@ -135,6 +137,8 @@ class VllmEngine:
         self._numbers = numbers()
         self._jobs: dict[int, Job] = {}
         self._by_number: dict[int, Job] = {}
+        self._time = SharedTime()
+        self._shared_until_s = time.monotonic()
         self._ready = asyncio.Event()
         self._is_failed = False
         self._is_closing = False
@@ -232,10 +236,13 @@ class VllmEngine:
             ticket.request_id = next(self._numbers)
             self._note_work()
             self._jobs[ticket.request_id] = job
+            self._pass_time()
+            ticket.mark_s = self._time.enter(ticket.request.num_samples)
             try:
                 self._send(job, first=True)
             except BaseException:
                 del self._jobs[ticket.request_id]
+                self._charge(job)
                 raise
         except BaseException:
             self._release(version)
@@ -291,6 +298,10 @@ class VllmEngine:
     async def unload(self, name: str) -> None:
         """End the hold of `load`; a version is forgotten with its last request."""
         self._retire(name)
+
+    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return nothing: versions here are adapters."""
+        return {}
 
     def held(self) -> list[HeldWeights]:
         """Return the versions in memory, oldest first."""
@@ -348,8 +359,29 @@ class VllmEngine:
         else:
             self._send(job, first=False)
 
+    def _pass_time(self) -> None:
+        """Share out the time since a request last came or went: vLLM was busy with what it had."""
+        now_s = time.monotonic()
+        self._time.spend(now_s - self._shared_until_s)
+        self._shared_until_s = now_s
+
+    def _charge(self, job: Job) -> None:
+        self._pass_time()
+        request = job.ticket.request
+        engine_s = self._time.leave(request.num_samples, job.ticket.mark_s)
+        job.ticket.charge(
+            amounts_of(
+                request,
+                num_sampled_tokens=job.num_sampled_tokens,
+                num_cached_tokens=job.num_cached_tokens,
+                is_read=job.is_begun,
+                engine_s=engine_s,
+            )
+        )
+
     def _forget(self, job: Job) -> None:
         del self._jobs[job.ticket.request_id or 0]
+        self._charge(job)
         for number in job.numbers:
             self._by_number.pop(number, None)
         weights = job.ticket.request.weights

@@ -57,7 +57,8 @@ class Job:
         ]
         self._prompt: PromptLogprobs | None = None
         self._num_cached = 0
-        self._is_begun = False
+        self.is_begun = False
+        """Whether its prompt was read."""
 
     @property
     def is_finished(self) -> bool:
@@ -68,6 +69,11 @@ class Job:
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that were not computed again."""
         return self._num_cached
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of all completions so far."""
+        return sum(len(sample.tokens) for sample in self._samples)
 
     @property
     def unfinished(self) -> list[int]:
@@ -82,7 +88,7 @@ class Job:
 
     def others(self, numbers: Iterator[int]) -> list[Generate]:
         """Return the commands for the others, once the prompt was read; else nothing."""
-        if not self._is_begun or len(self.numbers) > 1:
+        if not self.is_begun or len(self.numbers) > 1:
             return []
         return [
             self._command(sample.index, number)
@@ -117,7 +123,7 @@ class Job:
         sample = self._samples[self.numbers[update.sample]]
         if sample.reason is not None:
             return None
-        if not self._is_begun:
+        if not self.is_begun:
             self._begin(update)
         if self._limit <= 0:
             self._end(sample, "length")
@@ -133,7 +139,7 @@ class Job:
         return None
 
     def _begin(self, update: Update) -> None:
-        self._is_begun = True
+        self.is_begun = True
         self._num_cached = update.num_cached_tokens
         request = self.ticket.request
         if update.prompt_logprobs is not None and update.prompt_likeliest is not None:

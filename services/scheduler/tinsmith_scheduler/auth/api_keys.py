@@ -270,6 +270,18 @@ class Keys:
                 key_id=caller.key_id,
             )
 
+    def is_operator(self, caller: Caller) -> bool:
+        """Whether a caller manages every project."""
+        return caller.role is KeyRole.ADMIN and caller.project == self._operator_project
+
+    def require_operator(self, caller: Caller) -> None:
+        """Raise `RoleMissingError` unless a caller manages every project."""
+        if not self.is_operator(caller):
+            raise RoleMissingError(
+                f"this is for admins of project {self._operator_project}, the operators'",
+                key_id=caller.key_id,
+            )
+
     async def _add(
         self,
         api_key: ApiKey,

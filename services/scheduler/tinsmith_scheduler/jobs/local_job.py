@@ -20,7 +20,8 @@ from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.failure_policy import FAILED_EXIT_CODE, SIGTERM_EXIT_CODE
 from tinsmith_jobs.plan.termination import MAX_PROBLEM, describe_termination
 from tinsmith_jobs.spec import DRIVER, JobSpec, Method
-from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Saved, Status
 from tinsmith_jobs.status_codec import decode_status
 from tinsmith_runtime.errors import InvalidFieldError
@@ -53,8 +54,12 @@ def check_spec(name: JobName, spec: Json) -> None:
                 f"spec.data.{field}",
                 "needs a cluster; on one machine give the path as spec.method.parameters.data",
             )
-    if any(role.name.startswith("agent/") for role in job.roles):
-        raise InvalidFieldError("spec.roles.agents", "needs a cluster")
+    if any(role.agent for role in job.roles):
+        raise InvalidFieldError(
+            "spec.roles.agents",
+            "need a cluster for trainers, samplers and workers of their own; on one machine they "
+            "share what serves there, so leave their roles out",
+        )
     driver = job.role(DRIVER)
     has_command = driver is not None and bool(driver.template.command)
     if job.method is Method.CUSTOM and not has_command:

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tinsmith.driver.agents import agent_key_variable
 from tinsmith.names import JobName
-from tinsmith_jobs.method import describe_method
+from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
@@ -362,6 +363,11 @@ class LocalLauncher:
             "TINSMITH_JOB_METHOD": describe_method(
                 spec, model=self._model_of(spec), data=spec.data.name
             ),
+            "TINSMITH_JOB_AGENTS": describe_agents(
+                spec, model=self._model_of(spec), address=self._address
+            ),
+            # One machine has one set of trainers and samplers, which agents share.
+            **{agent_key_variable(agent.name): str(key) for agent in spec.agents},
             "TINSMITH_JOB_DIR": str(driver.folder / "files"),
             "TINSMITH_TERMINATION_LOG": str(driver.folder / TERMINATION_LOG),
             "TINSMITH_STATE_DIR": str(driver.folder),

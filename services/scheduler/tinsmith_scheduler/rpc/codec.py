@@ -18,6 +18,7 @@ from google.rpc import status_pb2
 from tinsmith.names import (
     CheckpointName,
     ProjectName,
+    RunName,
     SessionName,
     is_valid_id,
 )
@@ -34,6 +35,7 @@ from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 from tinsmith_runtime.rpc.requests import (
     check_text,
     decode_chosen_id,
+    decode_history_retention,
     decode_labels,
     decode_page_size,
     decode_time,
@@ -41,6 +43,7 @@ from tinsmith_runtime.rpc.requests import (
     parse_name,
 )
 from tinsmith_scheduler.store.records import (
+    Fork,
     Key,
     KeyState,
     ListedRun,
@@ -91,14 +94,17 @@ def decode_new_session(request: scheduler_pb2.CreateSessionRequest) -> NewSessio
     )
 
 
-def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
+def decode_new_run(
+    request: scheduler_pb2.CreateTrainingRunRequest, *, max_history_s: float
+) -> NewRun:
     """Return the run that is asked for, defaults filled in."""
+    fork = _decode_fork(request)
     source: CheckpointName | None = None
     if request.source_checkpoint:
         source = parse_name(CheckpointName, request.source_checkpoint, "source_checkpoint")
     elif request.include_optimizer:
         raise InvalidFieldError("include_optimizer", "needs a source_checkpoint")
-    is_named = bool(request.base_model) or source is None
+    is_named = bool(request.base_model) or (source is None and fork is None)
     return NewRun(
         session=parse_name(SessionName, request.parent, "parent"),
         base_model=decode_base_model(request.base_model, "base_model") if is_named else "",
@@ -106,6 +112,7 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
         display_name=check_text(request.display_name, "display_name"),
         labels=decode_labels(request.labels),
         source=source,
+        fork=fork,
         include_optimizer=request.include_optimizer,
         given_adapter_fields=(
             frozenset(field.name for field, _ in request.adapter.lora.ListFields())
@@ -113,7 +120,41 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
             else None
         ),
         chosen_id=decode_chosen_id(request.training_run_id, "training_run_id"),
+        history_retention_s=decode_history_retention(request, max_s=max_history_s),
     )
+
+
+def decode_run_update(
+    request: scheduler_pb2.UpdateTrainingRunRequest, *, max_history_s: float
+) -> float:
+    """Return for how long the past of a run is to be kept, all that can be changed of a run.
+
+    Raises:
+        InvalidFieldError: If it changes nothing or something else, or the time is out of range.
+    """
+    if list(request.update_mask.paths) != ["history_retention"]:
+        raise InvalidFieldError("update_mask", "must name history_retention, and nothing else")
+    return decode_history_retention(request, max_s=max_history_s)
+
+
+def _decode_fork(request: scheduler_pb2.CreateTrainingRunRequest) -> Fork | None:
+    """Return the moment of a run that is to be forked, if one is named."""
+    if not request.source_run:
+        for field in ("source_step", "reruns_step"):
+            if getattr(request, field):
+                raise InvalidFieldError(field, "needs a source_run")
+        return None
+    for field in ("base_model", "source_checkpoint", "include_optimizer"):
+        if getattr(request, field):
+            raise InvalidFieldError(field, "excludes source_run; leave it out")
+    if request.adapter.WhichOneof("kind") is not None:
+        raise InvalidFieldError("adapter", "is that of source_run; leave it out")
+    if not request.HasField("source_step"):
+        raise InvalidFieldError("source_step", "is required with source_run")
+    if request.source_step < 0:
+        raise InvalidFieldError("source_step", f"must be at least 0, got {request.source_step}")
+    run = parse_name(RunName, request.source_run, "source_run")
+    return Fork(run, request.source_step, request.reruns_step)
 
 
 def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
@@ -220,6 +261,10 @@ def encode_run(
         create_time=encode_time(run.create_time_s),
         source_checkpoint=run.source_checkpoint,
         checkpoint_address=checkpoint_address,
+        source_run=run.source_run,
+        source_step=run.source_step,
+        rerun_sequence_number=run.rerun_from,
+        history_retention=encode_duration(run.history_s),
     )
 
 

@@ -140,6 +140,7 @@ def decode_update(request: job_pb2.ReportTrainingJobRequest) -> JobUpdate:
         state=request.state if request.HasField("state") else None,
         message=check_text(request.message, "message") if request.HasField("message") else None,
         outcome=outcome,
+        replay_diverged=request.replay_diverged,
     )
 
 
@@ -155,6 +156,7 @@ def encode_report(report: JobReport, *, with_state: bool = False) -> job_pb2.Tra
         state=report.state if with_state else b"",
         message=report.message,
         outcome=_OUTCOME_NUMBERS[report.outcome],
+        replay_diverged=report.replay_diverged,
     )
     if report.checkpoint:
         message.checkpoint.name = report.checkpoint

@@ -17,6 +17,7 @@ from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs.launcher import Launcher
 from tinsmith_scheduler.rpc import codec, job_codec
+from tinsmith_scheduler.runs.reported_metrics import REPORTED_METRICS
 from tinsmith_scheduler.store.database import answer_once, recall
 from tinsmith_scheduler.store.job_reports import JobReports, job_not_found
 
@@ -138,6 +139,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             job_codec.decode_uid(request.uid),
             job_codec.decode_update(request),
         )
+        if report.run:
+            REPORTED_METRICS.note(report.run, report.metrics)
         return job_codec.encode_report(report)
 
     async def GetTrainingJobReport(

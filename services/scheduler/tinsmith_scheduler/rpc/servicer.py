@@ -34,6 +34,7 @@ from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.migration import Moves
 from tinsmith_scheduler.runs.run_creation import Creations, run_closed
 from tinsmith_scheduler.runs.run_listing import RunListing
+from tinsmith_scheduler.runs.run_retention import RunRetention
 from tinsmith_scheduler.runs.runs import Runs, run_not_found
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.runs.sessions import Sessions, session_not_found
@@ -54,6 +55,7 @@ class Domain:
     sampling_sessions: SamplingSessions
     runs: Runs
     run_listing: RunListing
+    retention: RunRetention
     creations: Creations
     moves: Moves
     workers: Workers
@@ -77,16 +79,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetCapabilitiesRequest, context: Context
     ) -> scheduler_pb2.Capabilities:
         """Return what is served and where."""
-        caller = _caller_of_project(parse_name(ProjectName, request.parent, "parent").project)
+        project = parse_name(ProjectName, request.parent, "parent").project
+        caller = _caller_of_project(project)
         workers, reach = self._domain.workers, _reach_of(caller)
+        # A pod acts for many projects, which it spreads as if they were its callers.
+        spread = project if caller.is_pod else caller.key_id
         offers = workers.offers(await self._domain.runs.count_by_worker(), reach)
         return scheduler_pb2.Capabilities(
             models=[codec.encode_offer(offer) for offer in offers],
-            environment_address=workers.shared_service(
-                WorkerRole.ENVIRONMENT, reach, caller.key_id
-            ),
+            environment_address=workers.shared_service(WorkerRole.ENVIRONMENT, caller.pool, spread),
             coordinator_address=workers.shared_service(
-                WorkerRole.COORDINATOR, reach, caller.project
+                WorkerRole.COORDINATOR, caller.pool, caller.project
             ),
         )
 
@@ -192,7 +195,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Record a run and begin to place it."""
         session = _own_session(request.parent, "parent")
         identity = decode_identity(request, session.project)
-        new = codec.decode_new_run(request)
+        new = codec.decode_new_run(request, max_history_s=self._config.max_history_retention_s)
         encode = codec.serialized(self._encode_new_run)
         answer = await self._domain.runs.create(new, identity, encode, current_caller())
         return operations_pb2.Operation.FromString(answer)
@@ -235,6 +238,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             name, None if caller.is_pod else caller.project
         )
         return scheduler_pb2.LocateCheckpointResponse(trainer_address=found.trainer_address)
+
+    async def UpdateTrainingRun(
+        self, request: scheduler_pb2.UpdateTrainingRunRequest, context: Context
+    ) -> scheduler_pb2.TrainingRun:
+        """Change how long the past of a run is kept."""
+        name = _own_run(request.name)
+        history_retention_s = codec.decode_run_update(
+            request, max_history_s=self._config.max_history_retention_s
+        )
+        return self._encode_run(
+            await self._domain.retention.change(name, history_retention_s, current_caller())
+        )
 
     async def DeleteTrainingRun(
         self, request: scheduler_pb2.DeleteTrainingRunRequest, context: Context

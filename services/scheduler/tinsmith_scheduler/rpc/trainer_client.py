@@ -28,6 +28,8 @@ from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
+_FORK_TIMEOUT_S = 300.0
+"""The trainer copies files; a call that was cut off goes on there, and is repeated."""
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
     ReleaseMode.PARK: trainer_control_pb2.ReleaseRunRequest.MODE_PARK,
@@ -59,13 +61,56 @@ class GrpcTrainers:
             await channel.close()
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
+        self,
+        address: str,
+        *,
+        run: str,
+        epoch: int,
+        base_model: str,
+        adapter: AdapterConfig,
+        history_retention_s: float,
     ) -> None:
         """Have a trainer take over a run."""
         request = trainer_control_pb2.AdoptRunRequest(
-            run=run, epoch=epoch, base_model=base_model, adapter=encode_adapter(adapter)
+            run=run,
+            epoch=epoch,
+            base_model=base_model,
+            adapter=encode_adapter(adapter),
+            history_retention=encode_duration(history_retention_s),
         )
         await self._call(address, "AdoptRun", request, _CONTROL)
+
+    async def set_history(
+        self, address: str, *, run: str, epoch: int, history_retention_s: float
+    ) -> None:
+        """Have a trainer on the ledger of a run keep its past for so long."""
+        request = trainer_control_pb2.SetHistoryRetentionRequest(
+            run=run, epoch=epoch, history_retention=encode_duration(history_retention_s)
+        )
+        await self._call(address, "SetHistoryRetention", request, _CONTROL)
+
+    async def fork_run(
+        self,
+        address: str,
+        *,
+        run: str,
+        epoch: int,
+        source_run: str,
+        source_step: int,
+        reruns_step: bool,
+    ) -> int:
+        """Have a new run become the copy of another; see `Trainers`."""
+        request = trainer_control_pb2.ForkRunRequest(
+            run=run,
+            epoch=epoch,
+            source_run=source_run,
+            source_step=source_step,
+            reruns_step=reruns_step,
+        )
+        answer: trainer_control_pb2.ForkRunResponse = await self._call(
+            address, "ForkRun", request, _CONTROL, timeout_s=_FORK_TIMEOUT_S
+        )
+        return answer.rerun_sequence_number
 
     async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:
         """Have a trainer give up a run."""

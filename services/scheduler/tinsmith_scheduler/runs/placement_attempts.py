@@ -77,6 +77,7 @@ class Adoptions:
                 epoch=placed.epoch,
                 base_model=placed.base_model,
                 adapter=placed.adapter,
+                history_retention_s=placed.history_s,
             )
         except TinsmithError as error:
             await self._note_refusal(placed, error)

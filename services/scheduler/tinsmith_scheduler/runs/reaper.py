@@ -15,7 +15,7 @@ from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
-from tinsmith_scheduler.metrics import PENDING_RELEASES
+from tinsmith_scheduler.metrics import NEXT_KEY_EXPIRY, PENDING_RELEASES
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.sessions import Sessions
 from tinsmith_scheduler.store import retention
@@ -100,6 +100,10 @@ class Reaper:
                 lambda connection: forget_audit_events(connection, before_s=before_s)
             )
             await self._forget_ended(now_s)
+            expiry_s = await self._database.read(
+                lambda connection: retention.next_key_expiry_s(connection, now_s)
+            )
+            NEXT_KEY_EXPIRY.set(expiry_s)
 
     async def _forget_ended(self, now_s: float) -> None:
         await self._database.write(lambda connection: retention.stamp_ended(connection, now_s))
@@ -109,6 +113,8 @@ class Reaper:
                 lambda connection, forget=forget: forget(connection, before_s)  # type: ignore[misc]
             ):
                 continue
+        while await self._database.write(retention.forget_metrics):
+            continue
         await self._keys.forget(before_s)
 
     async def _repeat(self, round_of: Callable[[], Awaitable[None]]) -> None:

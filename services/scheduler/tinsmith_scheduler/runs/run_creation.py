@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
+from tinsmith.tracing import spans
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
@@ -130,7 +132,8 @@ class Creations:
         failpoints.passing("scheduler.created")
         WAITING_RUNS.set(len(self._tasks))
         try:
-            outcome = await self._place_until(run, begin_s + self._timeout_s)
+            with spans.block("place run", {"tinsmith.run": run.name}):
+                outcome = await self._place_until(run, begin_s + self._timeout_s)
         except TinsmithError as error:
             outcome = "failed"
             await self._fail(run, error)
@@ -188,34 +191,53 @@ class Creations:
     async def _adopt(self, placed: Run) -> str:
         """Have a trainer take the run, with what it begins from; return the outcome."""
         address = await self._adoptions.adopt(placed)
-        if placed.source_checkpoint:
-            await self._load_source(placed, address)
+        if placed.source_checkpoint or placed.source_run:
+            placed = await self._begin_from_source(placed, address)
         return "active" if await self._adoptions.activate(placed) else "withdrawn"
 
-    async def _load_source(self, placed: Run, address: str) -> None:
-        """Have the trainer load the checkpoint that a run begins from, before the run is visible.
+    async def _begin_from_source(self, placed: Run, address: str) -> Run:
+        """Have the trainer give a run the state that it begins with, before the run is visible.
 
         Raises:
             WorkerUnavailableError: If it is not known whether it did; asking again is right.
-            TinsmithError: If it cannot be loaded.
+            TinsmithError: If it cannot.
         """
-        self._waiting_for[placed.name] = f"checkpoint {placed.source_checkpoint} to be loaded"
         try:
-            await self._trainers.load_checkpoint(
-                address,
-                run=placed.name,
-                checkpoint=placed.source_checkpoint,
-                include_optimizer=placed.include_optimizer,
-            )
+            if placed.source_run:
+                return await self._fork(placed, address)
+            await self._load(placed, address)
         except TinsmithError as error:
             is_unknown = error.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
             if is_unknown or error.retry_after_s is not None:
+                source = placed.source_run or placed.source_checkpoint
                 raise WorkerUnavailableError(
-                    f"trainer {placed.worker} did not load {placed.source_checkpoint} yet: "
-                    f"{error.message}",
+                    f"trainer {placed.worker} did not begin from {source} yet: {error.message}",
                     worker=placed.worker,
                 ) from error
             raise
+        return placed
+
+    async def _load(self, placed: Run, address: str) -> None:
+        self._waiting_for[placed.name] = f"checkpoint {placed.source_checkpoint} to be loaded"
+        await self._trainers.load_checkpoint(
+            address,
+            run=placed.name,
+            checkpoint=placed.source_checkpoint,
+            include_optimizer=placed.include_optimizer,
+        )
+
+    async def _fork(self, placed: Run, address: str) -> Run:
+        step = f"step {placed.source_step} of {placed.source_run}"
+        self._waiting_for[placed.name] = f"{step} to be copied"
+        rerun_from = await self._trainers.fork_run(
+            address,
+            run=placed.name,
+            epoch=placed.epoch,
+            source_run=placed.source_run,
+            source_step=placed.source_step,
+            reruns_step=placed.reruns_step,
+        )
+        return replace(placed, rerun_from=rerun_from)
 
 
 def run_closed(run: Run) -> RunClosedError:

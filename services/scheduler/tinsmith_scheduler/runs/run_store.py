@@ -43,6 +43,10 @@ def insert_run(connection: sa.Connection, run: Run) -> None:
             source_checkpoint=run.source_checkpoint,
             include_optimizer=run.include_optimizer,
             pool=run.pool,
+            source_run=run.source_run,
+            source_step=run.source_step,
+            reruns_step=run.reruns_step,
+            history_retention_s=run.history_retention_s,
         )
     )
 
@@ -51,6 +55,13 @@ def get_run(connection: sa.Connection, name: str) -> Run | None:
     """Return a run in whatever state, or None."""
     row = connection.execute(sa.select(runs).where(runs.c.name == name)).first()
     return _run(row) if row is not None else None
+
+
+def set_history(connection: sa.Connection, name: str, history_retention_s: float) -> None:
+    """Note how long the past of a run is kept."""
+    connection.execute(
+        sa.update(runs).where(runs.c.name == name).values(history_retention_s=history_retention_s)
+    )
 
 
 def list_by_id(connection: sa.Connection, run_id: str) -> list[Run]:
@@ -161,12 +172,16 @@ def place_run(
     num_runs = count_runs_by_worker(connection)
     candidates = [replace(trainer, num_runs=num_runs.get(trainer.name, 0)) for trainer in trainers]
     is_moving = run.state is RunState.MOVING
+    source = get_run(connection, run.source_run) if run.source_run and not is_moving else None
+    if source is not None and not source.ledger:
+        # The ledger of this trainer alone has what is copied.
+        candidates = [trainer for trainer in candidates if trainer.name == source.worker]
     choice = choose_trainer(
         run.base_model,
         candidates,
         current=run.worker,
         refused=refused,
-        ledger=run.ledger if is_moving else None,
+        ledger=run.ledger if is_moving else source.ledger if source is not None else None,
         pool=run.pool,
     )
     if isinstance(choice, Wait):
@@ -206,7 +221,7 @@ def activate_run(connection: sa.Connection, run: Run) -> bool:
     Returns:
         False if the run was deleted meanwhile; its trainer then owes its removal.
     """
-    values = {"state": RunState.ACTIVE.value}
+    values = {"state": RunState.ACTIVE.value, "rerun_from": run.rerun_from}
     if connection.execute(sa.update(runs).where(_is_still(run)).values(**values)).rowcount == 1:
         if not _is_in_use(connection, run):
             # Its session ended while no trainer held it.

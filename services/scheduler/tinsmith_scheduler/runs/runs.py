@@ -21,6 +21,7 @@ from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CheckpointIncompatibleError,
     ErrorCode,
+    FailedPreconditionError,
     InvalidFieldError,
     ResourceExhaustedError,
     RunNotFoundError,
@@ -39,6 +40,7 @@ from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.sessions import require_active
 from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
+    Fork,
     NewRun,
     PageRequest,
     Reach,
@@ -103,7 +105,8 @@ class Runs:
             SessionNotFoundError: If there is no such session.
             SessionFinishedError: If the session was finished, or lost its heartbeat.
             ModelNotFoundError: If no trainer serves the base model.
-            NotFoundError: If the source checkpoint does not exist for the project.
+            NotFoundError: If the source checkpoint or run does not exist for the project.
+            FailedPreconditionError: If the source run is not active, or of another pool.
             InvalidFieldError: If base model or adapter are not those of the source checkpoint.
             CheckpointIncompatibleError: If the source has no optimizer state, which is asked for.
             ResourceExhaustedError: If the project has as many runs as it may have.
@@ -119,6 +122,8 @@ class Runs:
         project, pool = new.session.project, session.pool
         if new.source is not None:
             new = await self._from_source(new, new.source, pool)
+        if new.fork is not None:
+            new = await self._from_run(new, new.fork, pool)
         self._workers.require_model(new.base_model, WorkerRole.TRAINER, Reach(project, pool))
         run = Run(
             name=str(RunName(project, new.chosen_id or f"run-{secrets.token_hex(6)}")),
@@ -136,6 +141,10 @@ class Runs:
             source_checkpoint=str(new.source or ""),
             include_optimizer=new.include_optimizer,
             pool=pool,
+            source_run=str(new.fork.run) if new.fork is not None else "",
+            source_step=new.fork.step if new.fork is not None else 0,
+            reruns_step=new.fork is not None and new.fork.reruns_step,
+            history_retention_s=new.history_retention_s,
         )
 
         is_new = False
@@ -155,7 +164,7 @@ class Runs:
             record_action(
                 connection,
                 caller,
-                "create_run",
+                "fork_run" if run.source_run else "create_run",
                 run.name,
                 project=project,
                 now_s=run.create_time_s,
@@ -196,6 +205,25 @@ class Runs:
             adapter=_agreed(new, info.adapter),
             preferred_worker=found.run.worker if found.run.pool == pool else "",
         )
+
+    async def _from_run(self, new: NewRun, fork: Fork, pool: str) -> NewRun:
+        """Return a wanted run with the base model and adapter of the run that it forks."""
+        if fork.run.project != new.session.project:
+            raise run_not_found(fork.run)
+        source = await self.get(fork.run)
+        if source.state not in (RunState.ACTIVE, RunState.MOVING):
+            raise FailedPreconditionError(
+                f"run {source.name} is {source.state.value}; only a run that was created is forked",
+                run=source.name,
+                state=source.state.value,
+            )
+        if source.pool != pool:
+            raise FailedPreconditionError(
+                f"run {source.name} is of pool {source.pool!r} and the session of pool {pool!r}; "
+                "fork it with a key of its pool",
+                run=source.name,
+            )
+        return replace(new, base_model=source.base_model, adapter=source.adapter)
 
     async def get(self, name: RunName) -> Run:
         """Return a run.

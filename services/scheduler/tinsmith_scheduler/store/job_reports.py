@@ -73,6 +73,7 @@ class JobReports:
                     outcome=merged.outcome.value,
                     update_time_s=merged.update_time_s,
                     step_time_s=merged.step_time_s,
+                    replay_diverged=merged.replay_diverged,
                 )
             )
             return merged
@@ -137,6 +138,7 @@ def begin_report(connection: sa.Connection, job: str, uid: str) -> None:
         "outcome": JobOutcome.NONE.value,
         "update_time_s": None,
         "step_time_s": None,
+        "replay_diverged": False,
     }
     connection.execute(
         insert(connection, job_reports)
@@ -162,6 +164,7 @@ def merge_update(known: JobReport, update: JobUpdate, *, now_s: float) -> JobRep
         outcome=update.outcome,
         update_time_s=now_s,
         step_time_s=now_s if moved else known.step_time_s,
+        replay_diverged=known.replay_diverged or update.replay_diverged,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinsmith.names import CheckpointName, JobName, RunName, SessionName
 from tinsmith_runtime.adapters import AdapterConfig
-from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.records import HISTORY_RETENTION_S, ReleaseMode
 from tinsmith_runtime.rpc.permissions import KeyRole
 
 
@@ -141,6 +141,21 @@ class Run:
     """Whether it begins with the optimizer state of its source too."""
     pool: str = ""
     """That of its session: trainers elsewhere do not get it."""
+    source_run: str = ""
+    """The run that it is a fork of; empty if it is none."""
+    source_step: int = 0
+    """The step of that run."""
+    reruns_step: bool = False
+    """Whether it executes that step anew."""
+    rerun_from: int = 0
+    """The first operation that it executes anew; 0 until its trainer said so, and for none."""
+    history_retention_s: float = 0.0
+    """How long its past is kept after an operation ended; 0 on a row older than this column."""
+
+    @property
+    def history_s(self) -> float:
+        """How long its past is kept after an operation ended."""
+        return self.history_retention_s or HISTORY_RETENTION_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +199,21 @@ class ResumedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A moment of a run to begin from.
+
+    Attributes:
+        run: The source.
+        step: How many optimizer steps it had.
+        reruns_step: Whether the last of them is to be executed anew.
+    """
+
+    run: RunName
+    step: int
+    reruns_step: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NewRun:
     """A wanted run."""
 
@@ -195,6 +225,8 @@ class NewRun:
     labels: Mapping[str, str]
     source: CheckpointName | None = None
     """The checkpoint to begin from."""
+    fork: Fork | None = None
+    """The run to begin from."""
     include_optimizer: bool = False
     preferred_worker: str = ""
     """The trainer that holds the source; others may not know it."""
@@ -202,6 +234,8 @@ class NewRun:
     """What of `adapter` the client asked for in so many words; None for no adapter at all."""
     chosen_id: str = ""
     """The last part of its name; empty if it is to be drawn."""
+    history_retention_s: float = HISTORY_RETENTION_S
+    """How long its past is kept after an operation ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +439,8 @@ class JobReport:
     """None before the first report."""
     step_time_s: float | None = None
     """When `step` became what it is."""
+    replay_diverged: bool = False
+    """Whether a replay of the run gave other bits than the first execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +457,8 @@ class JobUpdate:
     state: bytes | None = field(default=None, repr=False)
     message: str | None = None
     outcome: JobOutcome = JobOutcome.NONE
+    replay_diverged: bool = False
+    """False leaves what was reported before."""
 
 
 @dataclass(frozen=True, slots=True)

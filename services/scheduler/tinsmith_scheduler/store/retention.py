@@ -7,14 +7,26 @@ in parts, each by index, so that no other write waits for long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 
 from tinsmith_scheduler.store.records import KeyState, RunState, SessionState
-from tinsmith_scheduler.store.tables import keys, releases, runs, sessions
+from tinsmith_scheduler.store.tables import (
+    keys,
+    metric_blocks,
+    metric_points,
+    metric_series,
+    metric_usage,
+    releases,
+    runs,
+    sessions,
+)
 
 BATCH = 500
+_SERIES_AT_ONCE = 20
+"""Metrics that go in one transaction: each may have thousands of blocks."""
 BOOTSTRAP_NAME = "bootstrap"
 """The display name of keys from the settings: forgotten, one that was revoked would come back."""
 
@@ -41,6 +53,31 @@ def forget_sessions(connection: sa.Connection, before_s: float) -> int:
     return len(_delete(connection, sessions, sessions.c.name, _ended_states(sessions), before_s))
 
 
+def forget_metrics(connection: sa.Connection) -> int:
+    """Delete a part of the metrics of runs that were deleted; return how many."""
+    is_kept = sa.exists().where(
+        runs.c.name == metric_series.c.run, runs.c.state != RunState.DELETED.value
+    )
+    query = (
+        sa.select(metric_series.c.serial, metric_series.c.project, metric_series.c.size_bytes)
+        .where(~is_kept)
+        .limit(_SERIES_AT_ONCE)
+    )
+    found = connection.execute(query).all()
+    serials = [row.serial for row in found]
+    for table in (metric_blocks, metric_points):
+        connection.execute(sa.delete(table).where(table.c.series.in_(serials)))
+    connection.execute(sa.delete(metric_series).where(metric_series.c.serial.in_(serials)))
+    for project in {row.project for row in found}:
+        freed = sum(row.size_bytes for row in found if row.project == project)
+        connection.execute(
+            sa.update(metric_usage)
+            .where(metric_usage.c.project == project)
+            .values(size_bytes=metric_usage.c.size_bytes - freed)
+        )
+    return len(found)
+
+
 def forget_runs(connection: sa.Connection, before_s: float) -> int:
     """Delete a part of the rows of runs that were gone before a time; return how many.
 
@@ -57,6 +94,19 @@ def forget_keys(connection: sa.Connection, before_s: float) -> list[str]:
     expired = sa.select(keys.c.key_id).where(keys.c.expire_time_s < before_s).limit(BATCH)
     deleted = sa.delete(keys).where(keys.c.key_id.in_(expired)).returning(keys.c.key_id)
     return [*revoked, *connection.execute(deleted).scalars()]
+
+
+def next_key_expiry_s(connection: sa.Connection, now_s: float) -> float:
+    """Return when the first valid key of a user expires, +inf if none does.
+
+    Keys of drivers end with their jobs, which is no concern of an operator.
+    """
+    expire_s = connection.execute(
+        sa.select(sa.func.min(keys.c.expire_time_s)).where(
+            keys.c.state == KeyState.ACTIVE.value, keys.c.job == "", keys.c.expire_time_s > now_s
+        )
+    ).scalar()
+    return math.inf if expire_s is None else float(expire_s)
 
 
 def _ended_states(table: sa.Table) -> Sequence[str]:

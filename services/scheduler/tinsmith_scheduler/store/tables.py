@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.sql import Store
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 13
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
@@ -94,6 +94,13 @@ runs = sa.Table(
         "include_optimizer", sa.Boolean, nullable=False, default=False, server_default=sa.false()
     ),
     sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    # Of a fork: which run, at which step, and the first operation that is executed anew.
+    sa.Column("source_run", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("source_step", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("reruns_step", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    sa.Column("rerun_from", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    # How long its past is kept after an operation ended; 0 is the default.
+    sa.Column("history_retention_s", sa.Float, nullable=False, default=0.0, server_default="0"),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),
@@ -160,6 +167,9 @@ job_reports = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("update_time_s", sa.Float, nullable=True),
     sa.Column("step_time_s", sa.Float, nullable=True),
+    sa.Column(
+        "replay_diverged", sa.Boolean, nullable=False, default=False, server_default=sa.false()
+    ),
 )
 
 # The jobs that this scheduler runs itself, on one machine. In a cluster they are its resources.
@@ -180,6 +190,109 @@ jobs = sa.Table(
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Index("jobs_by_project", "project", "serial"),
     sqlite_autoincrement=True,
+)
+
+# A metric of a run. Its points are in blocks of 128 steps, each with a summary in a row that is
+# short, so that long curves are read without their points.
+metric_series = sa.Table(
+    "metric_series",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("num_points", sa.BigInteger, nullable=False),
+    # About what its blocks take.
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("last_step", sa.BigInteger, nullable=False),
+    # Null for no number.
+    sa.Column("last_value", sa.Float),
+    sa.Column("update_time_s", sa.Float, nullable=False),
+    # Counts the recordings of the run, up to the last one that changed the metric.
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Index("metric_series_by_run", "run", "name", unique=True),
+    sa.Index("metric_series_by_project", "project", "run", "name"),
+    sqlite_autoincrement=True,
+)
+
+metric_blocks = sa.Table(
+    "metric_blocks",
+    metadata,
+    sa.Column("series", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("block", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("num_points", sa.Integer, nullable=False),
+    sa.Column("num_finite", sa.Integer, nullable=False),
+    sa.Column("total", sa.Float, nullable=False),
+    # Null without a finite value.
+    sa.Column("minimum", sa.Float),
+    sa.Column("maximum", sa.Float),
+    sa.Column("time_s", sa.Float, nullable=False),
+)
+
+metric_points = sa.Table(
+    "metric_points",
+    metadata,
+    sa.Column("series", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("block", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("points", sa.LargeBinary, nullable=False),
+)
+
+# What the metrics of each project take.
+metric_usage = sa.Table(
+    "metric_usage",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+)
+
+# What was used: totals of each source, which never sink.
+usage_rows = sa.Table(
+    "usage_rows",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True),
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("key_id", sa.Text, primary_key=True),
+    # A ledger, or one process of a sampler.
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("num_trained_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_sampled_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_prefilled_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("engine_s", sa.Float, nullable=False),
+)
+
+# The sums of these rows, which budgets are compared with each second.
+usage_days = sa.Table(
+    "usage_days",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True),
+    sa.Column("num_trained_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_sampled_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_prefilled_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("engine_s", sa.Float, nullable=False),
+)
+
+# What checkpoints and exports of runs take now.
+usage_stored = sa.Table(
+    "usage_stored",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+)
+
+budgets = sa.Table(
+    "budgets",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("quantity", sa.Text, primary_key=True),
+    sa.Column("budget", sa.Float, nullable=False),
+    sa.Column("period", sa.Text, nullable=False),
 )
 
 # One row for each management action. The project is that of the resource, not of the caller.

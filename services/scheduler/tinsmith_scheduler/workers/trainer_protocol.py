@@ -17,9 +17,38 @@ class Trainers(Protocol):
     """
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
+        self,
+        address: str,
+        *,
+        run: str,
+        epoch: int,
+        base_model: str,
+        adapter: AdapterConfig,
+        history_retention_s: float,
     ) -> None:
         """Have a trainer take over a run."""
+        ...
+
+    async def set_history(
+        self, address: str, *, run: str, epoch: int, history_retention_s: float
+    ) -> None:
+        """Have a trainer on the ledger of a run keep its past for so long."""
+        ...
+
+    async def fork_run(
+        self,
+        address: str,
+        *,
+        run: str,
+        epoch: int,
+        source_run: str,
+        source_step: int,
+        reruns_step: bool,
+    ) -> int:
+        """Have a new run become the copy of another; return the first operation it executes anew.
+
+        Repeating it changes nothing.
+        """
         ...
 
     async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from tinsmith.names import pools_in_reach
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUnavailableError
 from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.metrics import WORKERS
@@ -166,22 +167,23 @@ class Workers:
         }
         return pools.get("") or pools.get(run.pool, "")
 
-    def shared_service(self, role: WorkerRole, reach: Reach | None, key: str) -> str:
+    def shared_service(self, role: WorkerRole, pool: str, key: str) -> str:
         """Return where a caller finds an environment or coordinator; empty if there is none.
 
-        Those of its pool come first, the shared ones second. Callers spread over several, and stay
+        The nearest pool in reach that has one serves it. Callers spread over several, and stay
         where they are for as long as that one lives.
 
         Args:
             role: Of the service.
-            reach: The caller's pool; None for a pod.
+            pool: Of the caller, a user or a pod.
             key: Tells callers apart.
         """
         alive = {worker.name: worker for worker in self.alive(role)}
-        pool = reach.pool if reach is not None else ""
-        own = [name for name, worker in alive.items() if worker.pool == pool]
-        names = own or [name for name, worker in alive.items() if not worker.pool]
-        return alive[choose_worker(key, names)].address if names else ""
+        for near in pools_in_reach(pool):
+            names = [name for name, worker in alive.items() if worker.pool == near]
+            if names:
+                return alive[choose_worker(key, names)].address
+        return ""
 
     def _is_elsewhere(self, run: Run) -> bool:
         listed = self._listed.get(run.worker)

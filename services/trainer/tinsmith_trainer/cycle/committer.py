@@ -32,9 +32,16 @@ from tinsmith_runtime.ledger import (
     Outcome,
     SnapshotRecord,
 )
+from tinsmith_runtime.usage import NOTHING, BudgetGate, UsageAmounts
 from tinsmith_trainer.execution.engine_calls import Computed, SliceResult
 from tinsmith_trainer.execution.numerics_plan import Plan
-from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS
+from tinsmith_trainer.execution.run_health import RUN_HEALTH
+from tinsmith_trainer.metrics import (
+    COMMIT_SECONDS,
+    OPERATION_SECONDS,
+    OPERATIONS,
+    TRAINED_TOKENS,
+)
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import QueuedOperation
@@ -45,6 +52,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 Finish = Callable[[LiveRun, list[OperationRecord]], None]
 Settle = Callable[[SliceResult, Exception | None], None]
+Note = Callable[[str, Sequence[Computed]], None]
 
 _PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError)
 """What a write waits for to end: nothing was written, and it may be repeated."""
@@ -64,12 +72,24 @@ class Committer:
         ledger: Where results become durable.
         wire: The stored form of results.
         finish: Takes finished operations out of the queue of their run, and wakes waiting callers.
+        budgets: Told what projects used, once it is durable.
+        note: Told what was computed of a run, once it is durable.
     """
 
-    def __init__(self, ledger: Ledger, wire: WireCodec, finish: Finish) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        wire: WireCodec,
+        finish: Finish,
+        *,
+        budgets: BudgetGate,
+        note: Note = lambda *_: None,
+    ) -> None:
         self._ledger = ledger
+        self._budgets = budgets
         self._wire = wire
         self._finish = finish
+        self._note = note
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -104,6 +124,7 @@ class Committer:
                 None. One run does not depend on another.
         """
         waiting = []
+        begin_s = time.perf_counter()
         for result in results:
             try:
                 waiting.append((result, self._commit_of(result)))
@@ -117,7 +138,11 @@ class Committer:
             for (result, commit), answer in zip(waiting, answers, strict=True):
                 run = result.slice.run
                 if isinstance(answer, list):
+                    _note_health(run, result.computed)
+                    for outcome in commit.outcomes:
+                        self._budgets.note_spent(run.project, outcome.used)
                     self._take(run, answer, commit.outcomes[-1].version)
+                    self._note(run.name, result.computed)
                     settle(result, None)
                 elif not isinstance(answer, Exception):
                     raise answer
@@ -132,6 +157,7 @@ class Committer:
             waiting = without_room
             if waiting:
                 await asyncio.sleep(STORAGE_RETRY_S)
+        COMMIT_SECONDS.observe(time.perf_counter() - begin_s)
 
     def _commit_of(self, result: SliceResult) -> Commit:
         run = result.slice.run
@@ -212,6 +238,7 @@ class Committer:
         result: bytes | None = None,
         error: TinsmithError | None = None,
         micro_batch_tokens: int | None = None,
+        used: UsageAmounts = NOTHING,
     ) -> Outcome:
         """Return what the ledger is to hold of an operation that ended."""
         return Outcome(
@@ -221,6 +248,7 @@ class Committer:
             version=version,
             plan=str(Plan(run.engine.info.fingerprint, micro_batch_tokens)),
             finish_time_s=time.time(),
+            used=used,
         )
 
     def _outcomes(self, run: LiveRun, computed: Sequence[Computed]) -> list[Outcome]:
@@ -232,8 +260,11 @@ class Committer:
             is_error = isinstance(answer, TinsmithError)
             OPERATION_SECONDS.labels(kind).observe(entry.duration_s)
             OPERATIONS.labels(kind, "failed" if is_error else "succeeded").inc()
+            used = _used_by(entry)
             if isinstance(answer, TinsmithError):
-                outcomes.append(self.outcome(run, entry.operation, version, error=answer))
+                outcomes.append(
+                    self.outcome(run, entry.operation, version, error=answer, used=used)
+                )
                 continue
             split = None
             if isinstance(answer, OptimStepResult):
@@ -244,7 +275,14 @@ class Committer:
                     TRAINED_TOKENS.inc(entry.operation.num_tokens)
             result = self._wire.encode_result(kind, answer)
             outcomes.append(
-                self.outcome(run, entry.operation, version, result=result, micro_batch_tokens=split)
+                self.outcome(
+                    run,
+                    entry.operation,
+                    version,
+                    result=result,
+                    micro_batch_tokens=split,
+                    used=used,
+                )
             )
         return outcomes
 
@@ -267,3 +305,32 @@ class Committer:
             extra={"problem": error.message},
         )
         return True
+
+
+def _used_by(entry: Computed) -> UsageAmounts:
+    """Return what an operation is charged with: tokens if it succeeded, its time in any case."""
+    work = entry.operation.work
+    num_tokens = entry.operation.num_tokens if isinstance(entry.answer, BatchResult) else 0
+    is_backward = isinstance(work, ForwardWork) and work.is_backward
+    return UsageAmounts(
+        num_trained_tokens=num_tokens if is_backward else 0,
+        num_prefilled_tokens=0 if is_backward else num_tokens,
+        engine_s=entry.duration_s,
+    )
+
+
+def _note_health(run: LiveRun, computed: Sequence[Computed]) -> None:
+    """Tell the metrics by run of what is durable."""
+    for entry in computed:
+        answer, work = entry.answer, entry.operation.work
+        error = answer if isinstance(answer, TinsmithError) else None
+        RUN_HEALTH.note_end(run.name, error, engine_s=entry.duration_s)
+        if isinstance(answer, OptimStepResult):
+            RUN_HEALTH.note_step(run.name, answer.metrics, version=answer.version)
+        elif isinstance(answer, BatchResult) and isinstance(work, ForwardWork) and work.is_backward:
+            RUN_HEALTH.note_batch(
+                run.name,
+                answer.metrics,
+                num_tokens=entry.operation.num_tokens,
+                num_sequences=len(work.batch),
+            )

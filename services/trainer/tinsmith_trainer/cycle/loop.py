@@ -34,17 +34,21 @@ from tinsmith_trainer.cycle.in_flight import ComputedCycle, CyclesInFlight
 from tinsmith_trainer.cycle.planner import CyclePlanner
 from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.execution.engine_calls import SliceResult, compute_slices, step_slices
+from tinsmith_trainer.execution.operation_spans import CycleSpans
+from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.execution.slices import Slice, is_suspect, step_behind
 from tinsmith_trainer.metrics import (
     COMPUTED_TOKENS_PER_SECOND,
     CYCLE_RUNS,
     CYCLE_SECONDS,
     CYCLE_TOKENS,
+    QUEUE_WAIT_SECONDS,
 )
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +181,8 @@ class Cycle:
             self._residency.touch(each.run)
             each.run.state.compute()
             each.run.queue.start(o.sequence_number for o in each.operations)
+            _note_waits(each.run, each.operations)
+        traced = CycleSpans((o for each in slices for o in each.operations), len(slices))
         intents = [
             asyncio.create_task(self._committer.begin([(s.run, s.operations) for s in slices]))
         ]
@@ -184,21 +190,23 @@ class Cycle:
             if any(is_suspect(each.run, each.first) for each in slices):
                 await intents[0]
             failpoints.passing("trainer.compute")
-            await self._compute(results, intents, cycle)
+            await self._compute(results, intents, cycle, traced)
             failpoints.passing("trainer.computed")
         except Exception as error:
+            traced.end(type(error).__name__)
             await asyncio.gather(*intents, return_exceptions=True)
             for run in (each.run for each in slices):
                 undo = self._run_tasks.undo(run, error, is_alone=len(slices) == 1)
                 self._go_on(run, undo, self._ending)
         else:
-            self._spawn(self._commit(results, intents), self._ending)
+            self._spawn(self._commit(results, intents, traced), self._ending)
 
     async def _compute(
         self,
         results: Sequence[SliceResult],
         intents: list[asyncio.Task[None]],
         cycle: ComputedCycle,
+        traced: CycleSpans,
     ) -> None:
         """Fill in the results; what joins on the way has its intent written as well."""
         begin_s = time.perf_counter()
@@ -211,6 +219,8 @@ class Cycle:
             step = step_behind(result.slice.run, result.slice.operations[-1])
             if step is not None:
                 result.slice.run.queue.start([step.sequence_number])
+                _note_waits(result.slice.run, [step])
+                traced.compute([step])
                 joining.append((result, step))
         if joining:
             joined = [(result.slice.run, [step]) for result, step in joining]
@@ -227,16 +237,28 @@ class Cycle:
         COMPUTED_TOKENS_PER_SECOND.set(self._registry.pace.tokens_per_s)
 
     async def _commit(
-        self, results: Sequence[SliceResult], intents: Sequence[asyncio.Task[None]]
+        self,
+        results: Sequence[SliceResult],
+        intents: Sequence[asyncio.Task[None]],
+        traced: CycleSpans,
     ) -> None:
         """Make results durable while the next cycle computes, and let the runs go on."""
+        traced.commit(entry.operation for result in results for entry in result.computed)
+
+        def settle(result: SliceResult, error: Exception | None) -> None:
+            problem = "" if error is None else type(error).__name__
+            traced.note_committed((entry.operation for entry in result.computed), problem)
+            self._settle(result, error)
+
         try:
             await asyncio.gather(*intents)
         except Exception as error:
             for result in results:
-                self._settle(result, error)
+                settle(result, error)
         else:
-            await self._committer.commit_computed(results, self._settle)
+            await self._committer.commit_computed(results, settle)
+        finally:
+            traced.end()
 
     def _settle(self, result: SliceResult, error: Exception | None) -> None:
         """Let a run go on after its commit, or undo what could not be committed."""
@@ -267,3 +289,13 @@ class Cycle:
             run.state.end_save()
         else:
             self._spawn(self._run_tasks.write_snapshot(run, copied), self._ending)
+
+
+def _note_waits(run: LiveRun, operations: Sequence[QueuedOperation]) -> None:
+    """Tell the metrics how long operations waited that are computed from now on."""
+    now_s = time.time()
+    for each in operations:
+        # By the wall clock, which may have been set back.
+        wait_s = max(0.0, now_s - each.record.submit_time_s)
+        QUEUE_WAIT_SECONDS.labels(each.record.kind).observe(wait_s)
+        RUN_HEALTH.note_wait(run.name, wait_s)

@@ -24,6 +24,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
 from tinsmith_trainer.cycle.committer import Committer, StoppedError
 from tinsmith_trainer.execution.engine_calls import is_gradient
+from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.execution.slices import Slice
 from tinsmith_trainer.metrics import OPERATIONS
 from tinsmith_trainer.residency.manager import Residency, StateCopy
@@ -166,6 +167,7 @@ class RunTasks:
         outcome = self._committer.outcome(run, operation, run.record.version, error=error)
         await self._committer.commit(run, [outcome])
         OPERATIONS.labels(operation.record.kind, "failed").inc()
+        RUN_HEALTH.note_end(run.name, error)
         if run.state.is_resident:
             run.state.commit(operation.sequence_number)
 

@@ -24,6 +24,7 @@ from tinsmith_engine import (
 )
 from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
 from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.metrics import ENGINE_SECONDS
 from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run_queue import QueuedOperation
@@ -136,6 +137,7 @@ def compute_slices(engine: Engine, results: Sequence[SliceResult]) -> Parts[floa
     busy_s = 0.0
     if requests:
         answers, busy_s = yield from timed(engine.compute_by_pass(requests))
+        ENGINE_SECONDS.labels("passes").inc(busy_s)
         note_batches(results, answers, busy_s)
     ending = [(result, result.slice.operations[-1]) for result in results]
     return busy_s + step_slices(
@@ -156,6 +158,7 @@ def step_slices(engine: Engine, ending: Sequence[tuple[SliceResult, QueuedOperat
     begin_s = time.perf_counter()
     applied = apply_steps(engine, steps)
     duration_s = time.perf_counter() - begin_s
+    ENGINE_SECONDS.labels("steps").inc(duration_s)
     for result, step in ending:
         result.note(step, applied[result.slice.run.name], duration_s / len(ending))
     return duration_s

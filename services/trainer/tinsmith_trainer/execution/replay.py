@@ -20,6 +20,7 @@ from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.execution import snapshot_format
 from tinsmith_trainer.execution.engine_calls import Answer, Steps, apply_steps, request_of
 from tinsmith_trainer.execution.numerics_plan import parse_plan
+from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.metrics import REPLAYED_OPERATIONS
 from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, OptimStepWork, WireCodec, Work
@@ -118,6 +119,7 @@ class Replayer:
             )
             await self._ledger.mark_diverged(run.name, run.record.epoch)
             run.note_divergence()
+            RUN_HEALTH.note_divergence(run.name)
 
     async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:
         work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await read_payload(self._store, record))

@@ -21,10 +21,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from tinsmith_engine import AdapterConfig
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
-from tinsmith_runtime.adapters import adapter_to_json
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.ledger import Ledger, RunRecord
@@ -33,6 +32,7 @@ from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.shielded import see_through, start
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.ownership.forks import Forks
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
 from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.residency.weight_publisher import Publisher
@@ -90,6 +90,7 @@ class RunAdoption:
         self._has_work = has_work
         self._on_adopted = on_adopted
         self._loader = RunLoader(ledger, store, wire)
+        self._forks = Forks(ledger, store, wire)
         self._locks = KeyedLocks()
         self._arriving: set[str] = set()
         self._chores: set[asyncio.Task[Any]] = set()
@@ -119,16 +120,30 @@ class RunAdoption:
                 continue
             await self._load(record)
 
-    async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+    async def adopt(self, wanted: RunRecord) -> int:
         """Take over a run, creating it if it is new; return its version.
+
+        What the run is counts where it is new alone; else its epoch does.
 
         Raises:
             ModelNotFoundError: If this pod does not serve the base model.
+            InvalidFieldError: If the run is new and what it trains does not suit the model.
             CapacityExhaustedError: If there is no slot for another run.
             AbortedError: If a higher epoch holds the run.
             RunHeldError: If the trainer that holds it is alive.
         """
-        return await see_through(self._adopt(name, base_model, adapter, epoch))
+        return await see_through(self._adopt(wanted))
+
+    async def fork(
+        self, name: str, epoch: int, source: str, step: int, *, reruns_step: bool
+    ) -> int:
+        """Make a run without operations the copy of another one as it was; see `Forks.copy`.
+
+        Raises:
+            RunNotFoundError: If this trainer does not hold it, or its ledger not the source.
+            FencedError: If it is held under another epoch.
+        """
+        return await see_through(self._fork(name, epoch, source, step, reruns_step))
 
     async def release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
         """Park, hand over or delete a run.
@@ -152,31 +167,23 @@ class RunAdoption:
                         extra={"run": run.name, "problem": error.message},
                     )
 
-    async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+    async def _adopt(self, wanted: RunRecord) -> int:
         # Not beside another call for it: a repeated call must not meet a run half-made.
-        async with self._locks.of(name):
-            version = await self._adopt_alone(name, base_model, adapter, epoch)
+        async with self._locks.of(wanted.name):
+            version = await self._adopt_alone(wanted)
         # Of a repeated call as well: the first one may have broken off here.
         await self._on_adopted()
         self._has_work.set()
         return version
 
-    async def _adopt_alone(
-        self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
-    ) -> int:
-        self._host.engine(base_model)
-        held = self._registry.held(name)
-        with self._place_for(name) if held is None else contextlib.nullcontext():
-            return await self._adopt_held(held, name, base_model, adapter, epoch)
+    async def _adopt_alone(self, wanted: RunRecord) -> int:
+        self._host.engine(wanted.base_model)
+        held = self._registry.held(wanted.name)
+        with self._place_for(wanted.name) if held is None else contextlib.nullcontext():
+            return await self._adopt_held(held, wanted)
 
-    async def _adopt_held(
-        self,
-        held: LiveRun | None,
-        name: str,
-        base_model: str,
-        adapter: AdapterConfig,
-        epoch: int,
-    ) -> int:
+    async def _adopt_held(self, held: LiveRun | None, wanted: RunRecord) -> int:
+        name, epoch = wanted.name, wanted.epoch
         if held is None and await self._ledger.owes_deletion(name):
             # Its files would be taken for those of the new run.
             await asyncio.to_thread(self._store.delete_folder, name)
@@ -184,19 +191,15 @@ class RunAdoption:
         # A run that exists is never deleted for want of a slot: even one without operations may
         # have checkpoints, copied or imported.
         is_new = held is None and not await self._ledger.is_known(name)
+        if is_new:
+            engine = self._host.engine(wanted.base_model)
+            engine.check_new_run(adapter_from_json(wanted.adapter))
         if held is not None and held.record.epoch < epoch:
             # Before its epoch passes, or what it is writing would look like a lost run.
             await self._let_go(held)
             held = None
         failpoints.passing("trainer.adopt")
-        record = await self._ledger.adopt_run(
-            RunRecord(
-                name=name,
-                base_model=base_model,
-                adapter=adapter_to_json(adapter),
-                epoch=epoch,
-            )
-        )
+        record = await self._ledger.adopt_run(wanted)
         failpoints.passing("trainer.adopted")
         if held is None and (is_new or await self._ledger.unsettled_runs([name])):
             try:
@@ -217,6 +220,24 @@ class RunAdoption:
             for run in self._registry.runs:
                 if run.is_at_rest and run.asked_s < before_s:
                     await self._put_to_sleep(run)
+
+    async def _fork(self, name: str, epoch: int, source: str, step: int, reruns_step: bool) -> int:
+        async with self._locks.of(name):
+            record = await self._ledger.get_held_run(name)
+            if record is None:
+                raise run_not_found(name)
+            if record.epoch != epoch:
+                raise _held_otherwise(name, record.epoch, epoch)
+            rerun_from = await self._forks.find(name, source, reruns_step=reruns_step)
+            if rerun_from is None:
+                held = self._registry.held(name)
+                if held is not None:
+                    # What is in the engine is not what the rows are about to say.
+                    await self._let_go(held)
+                rerun_from = await self._forks.copy(record, source, step, reruns_step=reruns_step)
+        if rerun_from:
+            await self._wake(name)
+        return rerun_from
 
     async def _wake(self, name: str) -> LiveRun | None:
         """Take in a run that sleeps; None if this trainer does not hold it.
@@ -307,7 +328,7 @@ class RunAdoption:
         if held_epoch is None:
             raise run_not_found(name)
         if epoch != held_epoch:
-            raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
+            raise _held_otherwise(name, held_epoch, epoch)
         if run is None and mode is ReleaseMode.DELETE:
             # No trainer needs to hold it for that: one that still does is fenced off by its next
             # write.
@@ -371,6 +392,7 @@ class RunAdoption:
         run.leave()
         async with run.lock:
             self._registry.remove(run)
+            self._publisher.forget(run)
             await self._residency.evict(run)
 
     async def _delete(self, run: LiveRun, epoch: int) -> None:
@@ -388,6 +410,7 @@ class RunAdoption:
                     raise
                 # An earlier call deleted the rows and did not come to the rest.
             self._registry.remove(run)
+            self._publisher.forget(run)
             await self._residency.evict(run)
         self._begin(lambda: self._remove_files(run.name))
 
@@ -417,3 +440,7 @@ class RunAdoption:
             # A new run of this name may have taken the place.
             if await self._ledger.owes_deletion(name) and await discard_folder(self._store, name):
                 await self._ledger.forget_deletion(name)
+
+
+def _held_otherwise(name: str, held_epoch: int, epoch: int) -> FencedError:
+    return FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)

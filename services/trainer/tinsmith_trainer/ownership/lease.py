@@ -96,6 +96,9 @@ class Lease:
         Raises:
             FencedError: If another process holds a run of this one.
         """
+        if self._ledger.is_shared:
+            # Asked when it is scraped: a loop that hangs cannot say so.
+            LEASE_AGE_SECONDS.set_function(lambda: self._clock() - self._renewed_s)
         while self._ledger.is_shared:
             try:
                 await self.renew()
@@ -103,7 +106,6 @@ class Lease:
                 raise
             except TinsmithError as error:
                 logger.warning("lease not renewed", extra={"problem": error.message})
-            LEASE_AGE_SECONDS.set(self._clock() - self._renewed_s)
             self._look.clear()
             try:
                 async with asyncio.timeout(self._ttl_s / _RENEWALS):

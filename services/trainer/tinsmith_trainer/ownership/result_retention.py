@@ -21,16 +21,16 @@ from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Cutoffs, Ledger, OperationRecord, OperationState
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.execution.step_history import BOUNDARY_KINDS
 from tinsmith_trainer.metrics import EXPIRED
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.runs.request_payloads import payload_folder
 from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
 
-REQUEST_RETENTION_S = 25 * 3600.0
-"""How long after its end an operation answers a repeated request; the contract promises 24 h."""
 _INTERVAL_S = 60.0
 _FILES_INTERVAL_S = 3600.0
 _ASLEEP_INTERVAL_S = 3600.0
@@ -198,9 +198,10 @@ class RetentionSweeper:
         is_known_since_s = now_s - first_seen_s
         grace_s = self._retrieved_s if is_known_since_s < self._retrieved_s else 0.0
         return Cutoffs(
+            now_s=now_s,
             retrieved_s=now_s - self._retrieved_s,
             unretrieved_s=now_s - self._unretrieved_s - grace_s,
-            request_s=now_s - REQUEST_RETENTION_S,
+            boundary_kinds=BOUNDARY_KINDS,
         )
 
     async def _expire(self, run: LiveRun, cutoffs: Cutoffs) -> bool:
@@ -216,6 +217,9 @@ class RetentionSweeper:
             dropped = await self._ledger.expire(run.name, run.record.epoch, cutoffs)
         finally:
             run.lock.release()
+        for snapshot in dropped.snapshots:
+            await discard_folder(self._store, snapshot.folder)
+        EXPIRED.labels("snapshot").inc(len(dropped.snapshots))
         EXPIRED.labels("result").inc(dropped.num_results)
         EXPIRED.labels("request").inc(dropped.num_payloads)
         EXPIRED.labels("row").inc(dropped.num_rows)

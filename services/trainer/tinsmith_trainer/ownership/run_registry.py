@@ -30,11 +30,14 @@ from tinsmith_runtime.ledger import (
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.usage import BudgetGate
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.execution.operation_spans import begin_operation
 from tinsmith_trainer.execution.operation_status import OperationStatus, status_of
+from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
 from tinsmith_trainer.runs.ledger_loader import load_of
-from tinsmith_trainer.runs.operations import Submission, WireCodec, Work
+from tinsmith_trainer.runs.operations import Submission, WireCodec, Work, used_by
 from tinsmith_trainer.runs.queue_limits import Admission, Pace
 from tinsmith_trainer.runs.request_payloads import write_payload
 from tinsmith_trainer.runs.run import LiveRun
@@ -55,6 +58,7 @@ class RunRegistry:
         has_work: Set when a run may have something to do, as when an operation was accepted.
         obstacle: Says what keeps the whole trainer from going on; empty if nothing does.
         on_fenced: Called when a write finds that another process holds a run.
+        budgets: Refuses what a project has no budget left for.
     """
 
     def __init__(
@@ -68,7 +72,9 @@ class RunRegistry:
         has_work: asyncio.Event,
         obstacle: Callable[[], str],
         on_fenced: Callable[[FencedError], None],
+        budgets: BudgetGate,
     ) -> None:
+        self._budgets = budgets
         self._config = config
         self._ledger = ledger
         self._store = store
@@ -101,6 +107,7 @@ class RunRegistry:
         if self._runs.get(run.name) is not run:
             return
         del self._runs[run.name]
+        RUN_HEALTH.forget(run.name)
         QUEUED_OPERATIONS.dec(len(run.queue))
         for queued in run.queue.values():
             self._admission.release(run, queued.load)
@@ -162,6 +169,16 @@ class RunRegistry:
         if name not in self._runs and not await self._ledger.is_known(name):
             raise run_not_found(name)
 
+    async def set_history(self, name: str, epoch: int, history_retention_s: float) -> None:
+        """Set how long the past of a run is kept that is held here, elsewhere, or by none.
+
+        Raises:
+            RunNotFoundError: If there is none of this name.
+            FencedError: If it is held under another epoch.
+        """
+        await self.require_known(name)
+        await self._ledger.set_history(name, epoch, history_retention_s)
+
     def status(
         self, run: LiveRun, sequence_number: int, *, looks_around: bool = True
     ) -> OperationStatus:
@@ -213,6 +230,8 @@ class RunRegistry:
             raise run_moved(run.name)
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
+        waiting = self._admission.waiting(run.project)
+        self._budgets.require(run.project, used_by(work), waiting.of)
         load = load_of(work, len(submission.payload))
         self._admission.admit(run, submission.sequence_number, load)
         try:
@@ -234,7 +253,8 @@ class RunRegistry:
             and self._runs.get(run.name) is run
         )
         if is_new:
-            self._enqueue(run, QueuedOperation(record, work, load))
+            span = begin_operation(submission, record.submit_time_s)
+            self._enqueue(run, QueuedOperation(record, work, load, span))
             self._has_work.set()
         else:
             self._admission.release(run, load)
@@ -306,6 +326,7 @@ class RunRegistry:
             payload_path=path,
             submit_time_s=time.time(),
             seen_through=run.queue.seen_through(submission.sequence_number),
+            key_id=submission.key_id,
         )
 
 

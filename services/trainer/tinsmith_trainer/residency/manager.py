@@ -31,13 +31,14 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import Ledger, SnapshotRecord
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.ledger.retention import NUM_KEPT_SNAPSHOTS
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.execution import snapshot_format
 from tinsmith_trainer.execution.replay import Replayer
 from tinsmith_trainer.metrics import (
     PARKED_BYTES,
+    PARKED_RUNS,
     RESIDENT_RUNS,
+    RESTORE_SECONDS,
     RESTORED_RUNS,
     SNAPSHOT_BYTES,
 )
@@ -84,6 +85,8 @@ class Residency:
         runs: All runs of this trainer, to find one to park.
         max_resident_runs: Slots of each engine.
         max_parked_bytes: Host memory for the states of parked runs.
+        num_history_snapshots: See `TrainerConfig.history_snapshots`.
+        wall_clock: Seconds since the epoch.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class Residency:
         *,
         max_resident_runs: int,
         max_parked_bytes: int,
+        num_history_snapshots: int,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._host = host
         self._ledger = ledger
@@ -105,6 +110,8 @@ class Residency:
         self._replayer = Replayer(host, ledger, store, wire)
         self._slots = SlotQueue()
         self._parked = ParkedStates(max_parked_bytes)
+        self._num_history = num_history_snapshots
+        self._wall_clock = wall_clock
         self._clock = 0
 
     async def ensure(self, run: LiveRun, *, wait_s: float | None = _SLOT_WAIT_S) -> None:
@@ -142,10 +149,9 @@ class Residency:
             run.unblock()
         run.state.enter()
         RESIDENT_RUNS.inc()
-        logger.info(
-            "run restored",
-            extra={"run": run.name, "duration_s": round(time.perf_counter() - begin_s, 4)},
-        )
+        duration_s = time.perf_counter() - begin_s
+        RESTORE_SECONDS.observe(duration_s)
+        logger.info("run restored", extra={"run": run.name, "duration_s": round(duration_s, 4)})
 
     async def park(self, run: LiveRun) -> None:
         """Snapshot a run if it changed, and take it out of the engine, keeping a copy."""
@@ -164,6 +170,7 @@ class Residency:
                     "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
                 )
         await self.evict(run)
+        PARKED_RUNS.inc()
         self._parked.put(
             run.name, ParkedState(state, run.state.sequence_number, self._known_accumulation(run))
         )
@@ -240,7 +247,7 @@ class Residency:
             version=state.version,
             folder=folder,
             sha256=written.sha256,
-            create_time_s=time.time(),
+            create_time_s=self._wall_clock(),
         )
 
     def _known_accumulation(self, run: LiveRun) -> Accumulation:
@@ -248,8 +255,9 @@ class Residency:
         return run.queue.accumulation.through(run.state.sequence_number)
 
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
-        kept = (await self._ledger.list_snapshots(run.name))[:NUM_KEPT_SNAPSHOTS]
-        for record in await self._ledger.delete_snapshots(run.name, kept[-1].sequence_number):
+        for record in await self._ledger.thin_snapshots(
+            run.name, now_s=self._wall_clock(), num_history=self._num_history
+        ):
             await discard_folder(self._store, record.folder)
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:

@@ -1,7 +1,9 @@
-"""The newest weights of a run for those who sample: a copied row, or a checkpoint to load.
+"""The newest weights of a run for samplers: a row, a copy in memory, or a checkpoint to load.
 
-A folder that newer weights replaced stays for the grace of its readers. The ledger remembers it,
-so that the removal is neither in the way of a publication nor lost with the process.
+Samplers of other processes read the copy in memory (`weight_exports`). A checkpoint is written for
+those that ask for one alone. A folder that newer weights replaced stays for the grace of its
+readers. The ledger remembers it, so that the removal is neither in the way of a publication nor
+lost with the process.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from weakref import WeakKeyDictionary
 from tinsmith_engine import Published
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Ledger
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.execution import snapshot_format
 from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.residency.weight_exports import ExportedWeights, WeightExports
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S
 
@@ -29,15 +33,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Exports:
-    """The sampler checkpoints of a run that were written for other processes.
+    """What of a run was made readable for other processes.
 
     Attributes:
-        newest: The one written last.
+        lock: Held while a copy is made, so that it is made once.
+        kept: The copy in memory that was made last.
+        kept_serial: Serial of its weights.
+        newest: The checkpoint written last.
         serial: Serial of the weights that it holds.
         outdated: Folders of those before it that are not noted yet.
         token: Tells the folders written here from those of other processes, and of earlier times.
     """
 
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    kept: ExportedWeights | None = None
+    kept_serial: int = 0
     newest: checkpoint_manifests.WrittenManifest | None = None
     serial: int = 0
     outdated: list[str] = field(default_factory=list)
@@ -52,6 +62,7 @@ class Publisher:
         ledger: Remembers the folders that are to be removed.
         store: Where checkpoints for other processes go.
         residency: Brings a run back that was parked.
+        exports: Copies in memory.
         clock: Seconds since the epoch.
     """
 
@@ -61,14 +72,53 @@ class Publisher:
         ledger: Ledger,
         store: ObjectStore,
         residency: Residency,
+        *,
+        exports: WeightExports,
         clock: Callable[[], float],
     ) -> None:
+        self.exports = exports
         self._host = host
         self._ledger = ledger
         self._store = store
         self._residency = residency
         self._clock = clock
         self._exports: WeakKeyDictionary[LiveRun, _Exports] = WeakKeyDictionary()
+
+    async def export(self, run: LiveRun) -> ExportedWeights | checkpoint_manifests.WrittenManifest:
+        """Copy the current weights to memory, from which samplers of other processes read them.
+
+        Returns:
+            The copy, or a checkpoint if the budget of copies has no room for one so large.
+        """
+        exported = self._exports.setdefault(run, _Exports())
+        async with exported.lock:
+            async with run.lock:
+                await self._residency.ensure(run)
+                serial = run.state.weights_serial
+                before = exported.kept
+                if (
+                    before is not None
+                    and exported.kept_serial == serial
+                    and self.exports.holds(before.id)
+                ):
+                    return before
+                failpoints.passing("trainer.publish")
+                kept = await self._host.call(_export, run, self.exports.fits)
+            if kept is not None:
+                failpoints.passing("trainer.published")
+                self.exports.keep(kept)
+                if before is not None:
+                    self.exports.replace(before.id)
+                exported.kept, exported.kept_serial = kept, serial
+                return kept
+            logger.warning("no memory to export weights from", extra={"run": run.name})
+        return await self.publish(run)
+
+    def forget(self, run: LiveRun) -> None:
+        """Give up the copy of a run that does not go on here."""
+        exported = self._exports.get(run)
+        if exported is not None and exported.kept is not None:
+            self.exports.drop(exported.kept.id)
 
     async def publish(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
         """Write the current weights for samplers of other processes; see `ExportWeights`."""
@@ -128,6 +178,24 @@ class Publisher:
         async with run.lock:
             await self._residency.ensure(run)
             return await self._host.call(run.engine.publish, run.name)
+
+
+def _export(run: LiveRun, fits: Callable[[int], bool]) -> ExportedWeights | None:
+    """Copy the weights of a run, unless there is no room; runs on the engine's thread."""
+    tensors = run.engine.weight_tensors(run.name)
+    if not fits(sum(tensor.nbytes for tensor in tensors.values())):
+        return None
+    try:
+        return ExportedWeights.of(
+            tensors,
+            run=run.name,
+            base_model=run.record.base_model,
+            config=adapter_from_json(run.record.adapter),
+            version=run.engine.version(run.name),
+        )
+    except OSError as error:
+        logger.warning("weights not copied", extra={"run": run.name, "problem": str(error)})
+        return None
 
 
 def _folder(run: LiveRun) -> str:

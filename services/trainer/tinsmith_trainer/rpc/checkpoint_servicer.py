@@ -15,6 +15,7 @@ from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import decode_page_size, parse_name
+from tinsmith_runtime.usage import BudgetGate, Quantity
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, checkpoint_not_found
@@ -41,6 +42,7 @@ class CheckpointDomain:
         audit: What was done.
         store_uri: Where files are; of the store as it is now, wherever it was before.
         clock: Seconds since the epoch.
+        budgets: Refuses what a project has no room for.
     """
 
     registry: CheckpointRegistry
@@ -51,6 +53,7 @@ class CheckpointDomain:
     audit: AuditTrail
     store_uri: str
     clock: Callable[[], float]
+    budgets: BudgetGate
 
 
 class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
@@ -253,6 +256,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> operations_pb2.Operation:
         """Accept a task that could be done now; a repeated request returns its operation."""
         if await self._domain.tasks.find(task.name) is None:
+            self._domain.budgets.require(task.run.split("/")[1], {Quantity.STORED_BYTES})
             await check()
         return self._describe(await self._domain.tasks.submit(task))
 

@@ -88,7 +88,9 @@ _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()
 ALL_RUNS_SUFFIX = "/trainingRuns/-"
 
 
-def decode_submission(kind: Kind, run: names.RunName, request: Any, body: bytes) -> Submission:
+def decode_submission(
+    kind: Kind, run: names.RunName, request: Any, body: bytes, *, key_id: str = ""
+) -> Submission:
     """Return the envelope of an ordered call; the request id is not checked yet.
 
     Args:
@@ -96,6 +98,7 @@ def decode_submission(kind: Kind, run: names.RunName, request: Any, body: bytes)
         run: The run that it is about.
         request: The message.
         body: The bytes that it came as. They are stored and hashed as they are.
+        key_id: The key that it is charged to.
 
     Raises:
         InvalidFieldError: If the sequence number is not valid, so that none can be consumed.
@@ -111,6 +114,7 @@ def decode_submission(kind: Kind, run: names.RunName, request: Any, body: bytes)
         request_id=request.request_id,
         digest=digest_of(body),
         payload=body,
+        key_id=key_id,
     )
 
 
@@ -163,6 +167,10 @@ class StoredCodec:
             deterministic=True
         )
         return encoded
+
+    def decode_load(self, result: bytes) -> LoadResult:
+        """Return what a serialised `LoadCheckpointResponse` says."""
+        return LoadResult(trainer_pb2.LoadCheckpointResponse.FromString(result).version)
 
     def encode_error(self, error: TinsmithError) -> bytes:
         """Return the serialised status."""

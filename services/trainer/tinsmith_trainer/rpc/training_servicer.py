@@ -145,7 +145,13 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         run = await self._owned_run(name)
         is_large = request.ByteSize() > _LARGE_BYTES or _has_images(request)
         submission = await _aside(
-            is_large, training_codec.decode_submission, kind, name, request, current_body()
+            is_large,
+            training_codec.decode_submission,
+            kind,
+            name,
+            request,
+            current_body(),
+            key_id=current_caller().charged_key_id,
         )
         try:
             decode_name_part(request.request_id)

@@ -96,4 +96,6 @@ class RunLoader:
 
 def load_of(work: Work, num_bytes: int) -> Load:
     """Return what an operation takes of the limits of a queue."""
-    return Load(work.num_tokens if isinstance(work, ForwardWork) else 0, num_bytes)
+    if not isinstance(work, ForwardWork):
+        return Load(0, num_bytes)
+    return Load(work.num_tokens, num_bytes, work.num_tokens if work.is_backward else 0)

@@ -10,6 +10,7 @@ from typing import Protocol
 from tinsmith_engine import AdamParams, BatchResult, CustomLoss, Datum, OptimStepResult
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import CheckpointRecord
+from tinsmith_runtime.usage import Quantity
 
 
 class Kind(enum.StrEnum):
@@ -76,6 +77,22 @@ class LoadCheckpointWork:
 Work = ForwardWork | OptimStepWork | SaveCheckpointWork | LoadCheckpointWork
 
 
+def used_by(work: Work) -> frozenset[Quantity]:
+    """Return what an operation uses up of budgets.
+
+    A step uses none: a gradient that was paid for is to be applied. Nor does a load.
+    """
+    match work:
+        case ForwardWork(is_backward=True):
+            return frozenset({Quantity.TRAINED_TOKENS, Quantity.ENGINE_SECONDS})
+        case ForwardWork():
+            return frozenset({Quantity.PREFILLED_TOKENS, Quantity.ENGINE_SECONDS})
+        case SaveCheckpointWork():
+            return frozenset({Quantity.STORED_BYTES})
+        case _:
+            return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """What a load left: optimizer steps of the loaded state."""
@@ -93,6 +110,7 @@ class Submission:
     Attributes:
         digest: SHA-256 of the request, serialised deterministically.
         payload: The serialised request.
+        key_id: The key that it is sent with; empty if that is not known.
     """
 
     run: str
@@ -101,6 +119,7 @@ class Submission:
     request_id: str
     digest: bytes
     payload: bytes
+    key_id: str = ""
 
 
 class WireCodec(Protocol):
@@ -112,6 +131,10 @@ class WireCodec(Protocol):
 
     def encode_result(self, kind: Kind, result: Result) -> bytes:
         """Return the serialised response; the same result gives the same bytes."""
+        ...
+
+    def decode_load(self, result: bytes) -> LoadResult:
+        """Return what the serialised response of a load says."""
         ...
 
     def encode_error(self, error: TinsmithError) -> bytes:

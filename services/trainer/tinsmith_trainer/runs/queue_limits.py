@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tinsmith_runtime.errors import QueueFullError
+from tinsmith_runtime.usage import Quantity
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import Load
@@ -53,12 +54,22 @@ class Usage:
     num_operations: int = 0
     num_tokens: int = 0
     num_bytes: int = 0
+    num_trained_tokens: int = 0
 
     def add(self, load: Load, sign: int = 1) -> None:
         """Count an operation, or with -1 take it out."""
         self.num_operations += sign
         self.num_tokens += sign * load.num_tokens
         self.num_bytes += sign * load.num_bytes
+        self.num_trained_tokens += sign * load.num_trained_tokens
+
+    def of(self, quantity: Quantity) -> float:
+        """Return what of it is going to be charged; time is not known before."""
+        if quantity is Quantity.TRAINED_TOKENS:
+            return self.num_trained_tokens
+        if quantity is Quantity.PREFILLED_TOKENS:
+            return self.num_tokens - self.num_trained_tokens
+        return 0
 
 
 class Admission:
@@ -80,6 +91,10 @@ class Admission:
     def projects(self) -> Mapping[str, Usage]:
         """What waits of each project that has something waiting."""
         return self._projects
+
+    def waiting(self, project: str) -> Usage:
+        """Return what waits of a project."""
+        return self._projects.get(project, Usage())
 
     def admit(self, run: LiveRun, sequence_number: int, load: Load) -> None:
         """Count an operation that is about to be stored.

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tinsmith.tracing.spans import Span
 from tinsmith_runtime.ledger import OperationRecord, OperationState
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND
 from tinsmith_trainer.runs.accumulation import Accumulation
@@ -22,10 +23,15 @@ _NUM_RECENT = 32
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an operation takes of the limits of a queue."""
+    """What an operation takes of the limits of a queue.
+
+    Attributes:
+        num_trained_tokens: Those of its tokens that go into a gradient.
+    """
 
     num_tokens: int
     num_bytes: int
+    num_trained_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,13 @@ class QueuedOperation:
         record: Its row in the ledger.
         work: What it asks for.
         load: What it holds of the queue's limits.
+        span: Of its trace, from its acceptance to its result; None without one.
     """
 
     record: OperationRecord
     work: Work
     load: Load
+    span: Span | None = None
 
     @property
     def sequence_number(self) -> int:
@@ -140,7 +148,10 @@ class RunQueue(Mapping[int, QueuedOperation]):
     def finish(self, records: Iterable[OperationRecord]) -> None:
         """Take operations that have a result out of the queue."""
         for record in records:
-            self._operations.pop(record.sequence_number, None)
+            done = self._operations.pop(record.sequence_number, None)
+            if done is not None and done.span is not None:
+                is_failed = record.state is OperationState.FAILED
+                done.span.end(problem="FAILED" if is_failed else "")
             self._finished_ahead[record.sequence_number] = ""
             self._remember(record)
         self._advance()

@@ -9,12 +9,18 @@ process keeps two processes from writing into one folder.
 | --- | --- |
 | `config.json` | recipe, run and settings: there as soon as the run is |
 | `state.json` | the last save |
+| `checkpoints.jsonl` | every save: its name, step and resource name |
+| `samples.jsonl` | answers to some held-out questions, at each score |
+| `opponents.json` | of games: what else plays, as of the last two saves |
+| `before.json`, `warm_start.json`, `after.json` | of RL: what each validation task earned |
+| `rollouts/` | what was played, by phase and step; only with `keep_rollouts` |
 | `summary.json` | what came out; only of an experiment that ended |
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import hashlib
 import json
@@ -29,7 +35,9 @@ from typing import Any, Protocol
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
+from tinsmith.recipes.experiment.json_files import append_line, damaged, read_json, write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
+from tinsmith.rollouts.records.files import SUFFIXES
 
 with contextlib.suppress(ImportError):  # Windows has none, and then no lock.
     import fcntl
@@ -37,6 +45,13 @@ with contextlib.suppress(ImportError):  # Windows has none, and then no lock.
 STATE_FILE = "state.json"
 CONFIG_FILE = "config.json"
 SUMMARY_FILE = "summary.json"
+CHECKPOINTS_FILE = "checkpoints.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+OPPONENTS_FILE = "opponents.json"
+FIRST_SCORES_FILES = ("before.json", "warm_start.json")
+LAST_SCORES_FILE = "after.json"
+ROLLOUTS = "rollouts"
+"""Folder of the rollouts that are kept."""
 
 _ROOT = Path("runs")
 _DATA = "data_sha256"
@@ -50,7 +65,9 @@ _FREE = frozenset(
         "num_steps",
         "save_every",
         "eval_every",
+        "keep_rollouts",
         "checkpoint",
+        "log_to",
         "step_timeout_s",
     }
 )
@@ -154,14 +171,35 @@ class Experiment(AbstractContextManager["Experiment"]):
         """Note the run, from now on the one of this folder."""
         if self.state is None:
             # What is left over from a part that saved nothing, or is to be replaced.
-            self._remove(STATE_FILE, "before.json", "metrics.jsonl", "loss.png", "reward.png")
-        self._remove(SUMMARY_FILE)
+            self._remove(STATE_FILE, OPPONENTS_FILE, *FIRST_SCORES_FILES, "metrics.jsonl")
+            self._remove(CHECKPOINTS_FILE, SAMPLES_FILE)
+            remove_rollouts(self.folder)
+            self._remove("loss.png", "reward.png")
+        self._remove(SUMMARY_FILE, LAST_SCORES_FILE)
         content = {"recipe": self._recipe, "run": run, **self._settings}
         write_json(self.folder / CONFIG_FILE, {**content, "num_steps": self._config.num_steps})
 
     def save(self, state: SavedState) -> None:
         """Keep a save: from now on it is gone on from."""
         write_json(self.folder / STATE_FILE, asdict(state))
+        self.append(
+            CHECKPOINTS_FILE,
+            {
+                "name": state.checkpoint.rpartition("/")[2],
+                "step": state.step,
+                "state_path": state.checkpoint,
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            },
+        )
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Write a line of a JSONL file of the folder."""
+        append_line(self.folder / name, row)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings, as `config.json` has them."""
+        return self._settings
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Note the end, and what came out."""
@@ -169,7 +207,7 @@ class Experiment(AbstractContextManager["Experiment"]):
 
     def _find_folder(self) -> Path:
         """Return the folder of this experiment, locked: the latest that fits, else a new one."""
-        stem = f"{self._recipe}-{_slug(self._config)}"
+        stem = f"{self._recipe}-{slug(self._config)}"
         taken = sorted(_numbered(stem), reverse=True)
         for number in taken:
             self.folder = _ROOT / f"{stem}-{number}"
@@ -189,7 +227,7 @@ class Experiment(AbstractContextManager["Experiment"]):
     def _is_mine(self) -> bool:
         """Whether the folder holds this experiment, and has not gone further than it shall."""
         try:
-            begun = _read_json(self.folder / CONFIG_FILE)
+            begun = read_json(self.folder / CONFIG_FILE)
             state = _read_state(self.folder)
         except ConfigurationError:
             # A damaged folder is no experiment, and must not keep others from beginning.
@@ -225,7 +263,7 @@ class Experiment(AbstractContextManager["Experiment"]):
             if self.is_unchanged or state.weights == self.weights:
                 self.state = state
             return
-        begun = _read_json(self.folder / CONFIG_FILE) or {}
+        begun = read_json(self.folder / CONFIG_FILE) or {}
         differences = self._differences(begun)
         if differences:
             raise ConfigurationError(
@@ -244,7 +282,7 @@ class Experiment(AbstractContextManager["Experiment"]):
             )
         self.state = state
         self.is_unchanged = True
-        summary = _read_json(self.folder / SUMMARY_FILE)
+        summary = read_json(self.folder / SUMMARY_FILE)
         is_final = state.checkpoint.rpartition("/")[2] == self._config.checkpoint
         if summary is not None and state.step == num_steps and is_final:
             self.summary = summary
@@ -303,11 +341,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file; complete or unchanged."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    temporary.replace(path)
+def remove_rollouts(folder: Path) -> None:
+    """Remove the rollouts that an earlier experiment left in a folder."""
+    for path in (folder / ROLLOUTS).glob("*-[0-9]*.*"):
+        if path.suffix in SUFFIXES:
+            path.unlink()
 
 
 def _fingerprint(recipe: str, settings: Mapping[str, Any]) -> str:
@@ -323,7 +361,7 @@ def _describe_weights(config: RunConfig) -> str:
     return f"{config.base_model}, {adapter}"
 
 
-def _slug(config: RunConfig) -> str:
+def slug(config: Any) -> str:
     """Return what the experiment is about, as part of a folder's name."""
     about = getattr(config, "environment", "") or Path(config.data).stem
     return re.sub(r"[^A-Za-z0-9._]+", "-", about).strip("-.") or "data"
@@ -340,31 +378,8 @@ def _numbered(stem: str) -> Iterator[int]:
 
 
 def _read_state(folder: Path) -> SavedState | None:
-    content = _read_json(folder / STATE_FILE)
+    content = read_json(folder / STATE_FILE)
     try:
         return None if content is None else SavedState(**content)
     except TypeError as error:
-        raise _damaged(folder / STATE_FILE) from error
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a file; None if there is no file.
-
-    Raises:
-        ConfigurationError: If it holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise _damaged(path) from error
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"{path} is damaged", remedy="choose another folder with output_dir=..."
-    )
+        raise damaged(folder / STATE_FILE) from error

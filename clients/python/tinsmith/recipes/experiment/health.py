@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+_MAX_KL = 0.01
+"""Above it Tinker's documentation warns of numerical trouble."""
 _PATIENCE = 3
 """Steps in a row after which it is no accident."""
 
@@ -41,6 +43,14 @@ class Health:
             norm == 0,
             f"the gradient of the last {_PATIENCE} steps is 0: nothing is learned; lower "
             "learning_rate if it grew away, or look at the data",
+        )
+
+    def note_kl(self, kl: float) -> None:
+        """Note the KL of the weights that sampled and those that are trained, of a step."""
+        self._note(
+            abs(kl) > _MAX_KL,
+            f"the KL of sampler and trainer was above {_MAX_KL} in the last {_PATIENCE} steps: "
+            "training becomes unstable; lower learning_rate",
         )
 
     def _note(self, is_bad: bool, warning: str, *, patience: int = _PATIENCE) -> None:

@@ -38,12 +38,14 @@ class Observer:
     Attributes:
         begin_from: Resource name of a training checkpoint that a new run begins from; empty for
             initial weights.
+        label: Begins what the recipe says, where several run at once.
         has_sampler: Whether what was held out can be scored by sampling.
         may_change: Whether settings may change on the way. Then only another model or adapter
             begins a new run; else any other setting does.
     """
 
     begin_from: str = ""
+    label: str = ""
     has_sampler: bool = True
     may_change: bool = False
 

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tinsmith.client import Client
 from tinsmith.errors import AlreadyExistsError, ConfigurationError, NotFoundError
-from tinsmith.recipes.experiment.experiment import Experiment, RunConfig, write_json
+from tinsmith.recipes.experiment.experiment import Experiment, RunConfig
+from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
 from tinsmith.training.training_run import TrainingRun
 
@@ -32,6 +33,8 @@ class ResumableRun:
         first_step: Steps that an earlier part of it did.
         last_step: Steps that it ends with: those of the settings, or those that it did already.
         is_resumed: Whether there was an earlier part.
+        begin_from: Resource name of the checkpoint that new runs begin with; empty for initial
+            weights.
 
     Raises:
         ConfigurationError: If the server does not have what the folder goes on from.
@@ -51,6 +54,8 @@ class ResumableRun:
             "the same command without --overwrite" if config.overwrite else "the same command"
         )
         self._observer = observer or Observer()
+        # Not every recipe has the setting; a job's own wins.
+        self.begin_from = self._observer.begin_from or getattr(config, "begin_from", "")
         state = experiment.state
         self._saved_step = None if state is None else state.step
         self.is_resumed = state is not None
@@ -58,7 +63,7 @@ class ResumableRun:
             self.run = self._go_on(state)
             self.first_step = state.step
         else:
-            self.run = _create_run(config, client, self._observer.begin_from)
+            self.run = create_run(config, client, self.begin_from)
             self.first_step = 0
         self.last_step = max(config.num_steps, self.first_step)
         experiment.begin(self.run.name)
@@ -74,21 +79,13 @@ class ResumableRun:
 
     def save(self, step: int, name: str = "") -> str:
         """Save weights and optimizer after a number of steps; return the checkpoint's name."""
-        checkpoint = name or f"step-{step}-{uuid.uuid4().hex[:8]}"
-        try:
-            saved = self.run.save_state(checkpoint).result()
-        except AlreadyExistsError:
-            # Saved by a part of this run that ended before it could note so.
-            self._client.checkpoints.delete(f"{self.run.name}/checkpoints/{checkpoint}")
-            saved = self.run.save_state(checkpoint).result()
+        saved = save_named(self._client, self.run, name or unique_name(step))
         experiment = self._experiment
-        state = SavedState(
-            self.run.name, saved.name, step, experiment.fingerprint, experiment.weights
-        )
+        state = SavedState(self.run.name, saved, step, experiment.fingerprint, experiment.weights)
         experiment.save(state)
         self._saved_step = step
         self._observer.saved(state)
-        return saved.name
+        return saved
 
     def once(self, name: str, compute: Callable[[], ValueT]) -> ValueT:
         """Return a value of the whole run, such as a first score: computed in its first part.
@@ -99,14 +96,23 @@ class ResumableRun:
             name: Of the file that keeps it.
             compute: Returns something that JSON can hold.
         """
-        path = self._experiment.folder / f"{name}.json"
-        if self._experiment.is_unchanged and path.is_file():
-            stored: ValueT = json.loads(path.read_text(encoding="utf-8"))
+        stored: ValueT | None = self.kept(name)
+        if stored is not None:
             return stored
         with self._observer.interruptible():
             value = compute()
-        write_json(path, value)
+        write_json(self._path_of(name), value)
         return value
+
+    def kept(self, name: str) -> Any:
+        """Return what `once` computed in an earlier part of the run; None if it did not."""
+        path = self._path_of(name)
+        if not self._experiment.is_unchanged or not path.is_file():
+            return None
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def _path_of(self, name: str) -> Path:
+        return self._experiment.folder / f"{name}.json"
 
     @property
     def has_sampler(self) -> bool:
@@ -145,12 +151,38 @@ class ResumableRun:
         return run
 
 
-def _create_run(config: RunConfig, client: Client, begin_from: str) -> TrainingRun:
+def unique_name(step: int) -> str:
+    """Return the name of a save on the way."""
+    return f"step-{step}-{uuid.uuid4().hex[:8]}"
+
+
+def save_named(client: Client, run: TrainingRun, name: str) -> str:
+    """Save weights and optimizer of a run under a name; return the checkpoint's resource name."""
+    try:
+        return run.save_state(name).result().name
+    except AlreadyExistsError:
+        # Saved by a part of this run that ended before it could note so.
+        client.checkpoints.delete(f"{run.name}/checkpoints/{name}")
+        return run.save_state(name).result().name
+
+
+def create_run(config: RunConfig, client: Client, begin_from: str = "") -> TrainingRun:
+    """Create the run of an experiment, from a training checkpoint if one is named."""
     display_name = Path(config.data).name
     if begin_from:
-        return client.create_training_run_from_checkpoint(begin_from, display_name=display_name)
+        # What a job goes on from is its own work. What a setting names was trained for something
+        # else, and its optimizer knows another loss.
+        is_other = begin_from == getattr(config, "begin_from", "")
+        return client.create_training_run_from_checkpoint(
+            begin_from, include_optimizer=not is_other, display_name=display_name
+        )
     if config.adapter == "full":
         return client.create_full_training_run(config.base_model, display_name=display_name)
     return client.create_lora_training_run(
-        config.base_model, config.rank, seed=config.seed, display_name=display_name
+        config.base_model,
+        config.rank,
+        seed=config.seed,
+        # Not every recipe has the setting.
+        train_unembed=getattr(config, "train_unembed", False),
+        display_name=display_name,
     )

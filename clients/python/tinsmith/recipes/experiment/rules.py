@@ -6,12 +6,13 @@ A setting has one meaning and one range in every recipe that has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import is_valid_id
+from tinsmith.recipes.experiment.trackers import check_trackers
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro")
 """Losses that take what recipes of reinforcement learning send: log-probabilities, advantages."""
@@ -36,9 +37,15 @@ def _one_of(*words: str) -> _Rule:
 _RULES: Mapping[str, _Rule] = {
     "adapter": _one_of("lora", "full"),
     "loss": _one_of(*LOSSES),
+    "rollouts": _one_of("client", "server"),
+    "keep_rollouts": _Rule(
+        lambda value: value in ("", "jsonl", "parquet"), "jsonl or parquet, or leave it out"
+    ),
     "rank": _Rule(lambda value: 1 <= value <= _MAX_RANK, f"a whole number from 1 to {_MAX_RANK}"),
     # Adam moves each weight by about the rate: above 1 nothing is left of a model in one step.
-    "learning_rate": _Rule(lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "learning_rate": _Rule(
+        lambda value: value is None or 0 < value <= 1, "a number above 0 and at most 1"
+    ),
     "learning_rate_floor": _Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "grad_clip_norm": _Rule(
         lambda value: value >= 0 and math.isfinite(value), "a number, 0 or more; 0 clips nothing"
@@ -47,13 +54,30 @@ _RULES: Mapping[str, _Rule] = {
         lambda value: value > 0 and math.isfinite(value),
         "a number above 0: plays that are all alike teach nothing",
     ),
+    "beta": _Rule(lambda value: 0 < value < math.inf, "a number above 0"),
+    "imitation_learning_rate": _Rule(
+        lambda value: 0 < value <= 1, "a number above 0 and at most 1"
+    ),
+    "kl_coef": _Rule(lambda value: 0 < value < math.inf, "a number above 0"),
+    "kl_discount_factor": _Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "format_coef": _Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "league_share": _Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "baseline_decay": _Rule(lambda value: 0 <= value < 1, "a number from 0 up to, and without, 1"),
+    "turn_timeout_s": _Rule(lambda value: value > 0, "a number of seconds above 0"),
     "step_timeout_s": _Rule(lambda value: value > 0, "a number of seconds above 0"),
     # The advantage of a play is what it earned above its group: alone it has none.
     "group_size": _at_least(2),
     "num_steps": _at_least(1),
     "batch_size": _at_least(1),
+    "num_games": _at_least(1),
+    "snapshot_every": _at_least(1),
+    "max_snapshots": _at_least(1),
+    "num_imitation_steps": _at_least(0),
     "num_problems": _at_least(1),
+    "num_demonstrations": _at_least(1),
     "num_tasks": _at_least(1),
+    "num_prompts": _at_least(1),
+    "num_samples": _at_least(1),
     "max_tokens": _at_least(1),
     "num_validation": _at_least(0),
     "num_warmup_steps": _at_least(0),
@@ -64,18 +88,27 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
-def check_settings(config: Any) -> None:
+def range_of(name: str) -> str:
+    """Return in words what a setting may be; empty if anything of its type will do."""
+    rule = _RULES.get(name)
+    return "" if rule is None else rule.wanted
+
+
+def check_settings(config: Any, *, without: Collection[str] = ()) -> None:
     """Refuse a configuration that cannot be trained with.
 
     Args:
         config: The `Config` of a recipe.
+        without: Settings that mean something else in this recipe.
 
     Raises:
         ConfigurationError: If a setting is out of its range; names it as the user does.
     """
     for field in fields(config):
-        rule = _RULES.get(field.name)
+        rule = None if field.name in without else _RULES.get(field.name)
         value = getattr(config, field.name)
         # Written so that NaN, which compares with nothing, is refused.
         if rule is not None and not rule.holds(value):
             raise ConfigurationError(f"{field.name} is {value!r}", remedy=f"give {rule.wanted}")
+        if field.name == "log_to":
+            check_trackers(value)

@@ -7,12 +7,12 @@ first and the last step, and one every few seconds.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import rich.console
 from rich.progress import (
@@ -27,9 +27,13 @@ from rich.table import Column
 from rich.text import Text
 
 from tinsmith.names import shorten
+from tinsmith.recipes.experiment.curves import Curve, describe_picture, plot_curve
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.health import Health
+from tinsmith.recipes.experiment.json_files import write_lines
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.trackers import TrackedRun, Tracker, open_trackers
+from tinsmith.training.training_run import TrainingRun
 
 METRICS = "metrics.jsonl"
 
@@ -57,6 +61,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         num_steps: Steps in all.
         first_step: Steps that an earlier part of the run did.
         observer: Told of each step, in the place of a progress bar.
+        run: Has the server keep the metrics too, which never holds up a step.
+        trackers: Get the metrics too.
 
     Attributes:
         health: Finds steps that teach nothing.
@@ -70,13 +76,17 @@ class RunLog(AbstractContextManager["RunLog"]):
         num_steps: int,
         first_step: int = 0,
         observer: Observer | None = None,
+        run: TrainingRun | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
+        self._run = run
+        self._trackers = trackers
         self._num_steps = num_steps
         self._observer = observer or Observer()
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / METRICS
         self.rows = [row for row in read_metrics(self._path) if row["step"] < first_step]
-        _write_lines(self._path, self.rows)
+        write_lines(self._path, self.rows)
         self._file = self._path.open("a", encoding="utf-8")
         self._begin_s = time.monotonic()
         self._is_desk = observer is None
@@ -111,6 +121,8 @@ class RunLog(AbstractContextManager["RunLog"]):
     ) -> None:
         self._progress.stop()
         self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step, counted from 0, and move the bar.
@@ -126,6 +138,10 @@ class RunLog(AbstractContextManager["RunLog"]):
         self.rows.append(row)
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
+        if self._run is not None:
+            self._run.log_metrics(metrics, step=step)
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
         shown = "  ".join(f"{key} {value:.3g}" for key, value in metrics.items())
         self._progress.update(self._task, completed=step + 1, metrics=shown)
         now_s = time.monotonic()
@@ -140,18 +156,19 @@ class RunLog(AbstractContextManager["RunLog"]):
         for line in lines:
             self.say(line)
 
-    def plot(self, title: str, metric: str, *, y_label: str) -> None:
-        """Draw a metric over the steps, `<metric>.png`."""
+    def plot(self, title: str, curve: Curve) -> None:
+        """Draw a metric over the steps that have it, `<metric>.png`."""
+        metric = curve.metric
         self._picture = plot_curve(
-            self._path.with_name(f"{metric}.png"),
+            self._path.with_name(f"{metric.replace('/', '_')}.png"),
             title,
-            {y_label: [(row["step"], row[metric]) for row in self.rows]},
-            y_label=y_label,
+            {curve.label: [(row["step"], row[metric]) for row in self.rows if metric in row]},
+            y_label=curve.label,
         )
 
     def say_end(self, results: Sequence[str], run: str, checkpoint: str) -> None:
         """Print what came out, where it is, and what to do next."""
-        picture = self._picture or "none: matplotlib is not installed (pip install matplotlib)"
+        picture = describe_picture(self._picture)
         for line in (
             *results,
             f"run         {run}",
@@ -167,12 +184,56 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
+        self._show(Text(f"{self._observer.label}{text}"))
+
+    def show(self, title: str, text: Text) -> None:
+        """Print a text below a title: in its colours on a terminal, else plain."""
+        self.say(title)
+        self._show(text)
+
+    def _show(self, text: Text) -> None:
+        """Print a text, above the bar if there is one."""
         if self._console.is_terminal:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
             return
         # Rich prints a line twice that Ctrl-C finds half printed.
-        self._console.file.write(f"{text}\n")
+        self._console.file.write(f"{text.plain}\n")
         self._console.file.flush()
+
+
+def open_log(
+    experiment: Experiment,
+    config: Any,
+    title: str,
+    run: TrainingRun,
+    first_step: int,
+    observer: Observer | None,
+) -> RunLog:
+    """Return the log of a run that begins or goes on in the folder of an experiment.
+
+    Args:
+        experiment: Whose folder it is.
+        config: Settings of the recipe.
+        title: What the progress bar says.
+        run: What is trained.
+        first_step: Steps that an earlier part of the run did.
+        observer: Of a job.
+
+    Raises:
+        ConfigurationError: If a tracker cannot be opened.
+    """
+    tracked = TrackedRun(
+        run.name.rpartition("/")[2], title, experiment.folder, experiment.settings, first_step
+    )
+    return RunLog(
+        experiment.folder,
+        title=title,
+        num_steps=config.num_steps,
+        first_step=first_step,
+        observer=observer,
+        run=run,
+        trackers=open_trackers(config.log_to, tracked),
+    )
 
 
 def say_finished(experiment: Experiment, results: Sequence[str]) -> None:
@@ -198,39 +259,3 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         except json.JSONDecodeError:
             break
     return rows
-
-
-def plot_curve(
-    path: Path,
-    title: str,
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x_label: str = "step",
-    y_label: str = "",
-) -> Path | None:
-    """Draw lines into a PNG and return its path; None if matplotlib is not installed."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        return None
-    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
-    for label, points in series.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.6)
-    axes.set_title(title)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)
-    if len(series) > 1:
-        axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pyplot.close(figure)
-    return path
-
-
-def _write_lines(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(path)

@@ -171,6 +171,21 @@ def reward(record: MathRecord, completion: str) -> float:
     return 1.0 if parse_completion(completion) == record.final_answer else 0.0
 
 
+def is_formatted(completion: str | None) -> bool:
+    """Whether a completion has the form of an answer; None is one that did not end."""
+    return completion is not None and parse_completion(completion) is not None
+
+
+def is_right(record: MathRecord, completion: str | None) -> bool:
+    """Whether a completion's answer is the record's; None is one that did not end."""
+    return completion is not None and reward(record, completion) == 1.0
+
+
+def format_reward(record: MathRecord, completion: str | None, format_coef: float) -> float:
+    """Return `1[right] + format_coef * (1[formatted] - 1)`, the cookbook's reward."""
+    return is_right(record, completion) + format_coef * (is_formatted(completion) - 1)
+
+
 def accuracy(records: Sequence[MathRecord], completions: Sequence[str]) -> float:
     """Return the mean reward of one completion for each record, in the same order.
 
@@ -191,7 +206,7 @@ def read_jsonl(path: Path) -> tuple[MathRecord, ...]:
             names the line.
     """
     return tuple(
-        _decode_record(line.value, where=line.where) for line in read_lines(path, MathFormatError)
+        decode_record(line.value, where=line.where) for line in read_lines(path, MathFormatError)
     )
 
 
@@ -201,7 +216,12 @@ def write_jsonl(path: Path, records: Sequence[MathRecord]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _decode_record(value: Any, *, where: str) -> MathRecord:
+def decode_record(value: Any, *, where: str) -> MathRecord:
+    """Return the record of an object in GSM8K's layout.
+
+    Raises:
+        MathFormatError: If it is none; the message says where.
+    """
     if not isinstance(value, dict):
         raise MathFormatError(f"{where}: expected an object, got {type(value).__name__}")
     question, answer = value.get("question"), value.get("answer")

@@ -130,7 +130,7 @@ def read_conversations(path: Path) -> list[Conversation]:
 
 
 def _decode_record(record: Any, where: str) -> Conversation:
-    raw = _find_messages(record) if isinstance(record, dict) else None
+    raw = find_messages(record) if isinstance(record, dict) else None
     if not isinstance(raw, list) or not raw:
         found = f" with the keys {', '.join(map(str, record))}" if isinstance(record, dict) else ""
         raise ConversationFormatError(
@@ -138,7 +138,7 @@ def _decode_record(record: Any, where: str) -> Conversation:
             remedy='write {"messages": [{"role": ..., "content": ...}, ...]}, or question and '
             "answer",
         )
-    messages = [_decode_message(message, where) for message in raw]
+    messages = [decode_message(message, where) for message in raw]
     if messages[-1]["role"] != "assistant" or len(messages) < 2:
         raise ConversationFormatError(
             f"{where}: a conversation ends with a message of the assistant that answers another",
@@ -148,7 +148,7 @@ def _decode_record(record: Any, where: str) -> Conversation:
     return Conversation(messages, tools if isinstance(tools, list) and tools else None, where)
 
 
-def _find_messages(record: dict[str, Any]) -> object:
+def find_messages(record: dict[str, Any]) -> object:
     """Return the messages of a record in any of the layouts; None if it has none of them."""
     for question, answer in _PAIRS:
         if question in record and answer in record:
@@ -165,8 +165,12 @@ def _find_messages(record: dict[str, Any]) -> object:
     return record.get("messages")
 
 
-def _decode_message(message: object, where: str) -> dict[str, Any]:
-    """Return a message as templates read it: content is text, arguments of calls are objects."""
+def decode_message(message: object, where: str) -> dict[str, Any]:
+    """Return a message as templates read it: content is text, arguments of calls are objects.
+
+    Raises:
+        ConversationFormatError: If it is no message; names the line.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConversationFormatError(f"{where}: a message has no role", remedy="give it one")
     decoded = {**message, "content": _text_of(message.get("content"))}

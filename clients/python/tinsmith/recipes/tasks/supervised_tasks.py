@@ -20,7 +20,7 @@ from tinsmith.recipes.tasks.conversations import (
 )
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.types import Datum, SamplingParams
+from tinsmith.types import Datum, FloatArray, SamplingParams
 
 _NUM_SHOWN = 5
 
@@ -217,17 +217,11 @@ class ConversationTask:
         if not self._held_out:
             return Evaluation({})
         data = self._held_out_data
-        futures = [
-            sampler.compute_logprobs(
-                [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"][-1])]
-            )
-            for datum in data
-        ]
         loss = 0.0
         num_tokens = 0.0
-        for datum, future in zip(data, futures, strict=True):
+        for datum, logprobs in zip(data, target_logprobs(sampler, data), strict=True):
             weights = datum.loss_fn_inputs["weights"]
-            loss -= float((weights * np.array(future.result()[1:], np.float32)).sum())
+            loss -= float((weights * logprobs).sum())
             num_tokens += float(weights.sum())
         shown = self._held_out[:_NUM_SHOWN]
         completions = complete(
@@ -263,6 +257,17 @@ class EpochDraw:
         random.Random(f"epoch:{self._seed}:{epoch}").shuffle(order)
         begin = position * self._batch_size
         return order[begin : begin + self._batch_size]
+
+
+def target_logprobs(sampler: Sampler, data: Sequence[Datum]) -> list[FloatArray]:
+    """Return what a sampler's weights say to the targets of data, float32 [T] each, all at once."""
+    futures = [
+        sampler.compute_logprobs(
+            [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"][-1])]
+        )
+        for datum in data
+    ]
+    return [np.array(future.result()[1:], np.float32) for future in futures]
 
 
 def complete(

@@ -7,8 +7,6 @@ kept on the server, so whatever refers to an earlier response is refused by name
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -29,15 +27,13 @@ async def response(calls: ModelCalls, call: Call) -> Response:
     chat = body.to_chat()
     chat.check_offered()
 
-    def events(it: Call) -> AsyncGenerator[dict[str, Any]]:
-        completion = ChatCompletion(calls, it, chat)
-        return response_events(_head(completion, body), completion.chunks())
-
-    if body.stream:
-        return await begin_stream(call, events, ends_with_done=False)
     completion = ChatCompletion(calls, call, chat)
+    if body.stream:
+        events = response_events(_head(completion, body), completion.chunks())
+        return await begin_stream(call, events, completion.answered_by, ends_with_done=False)
     answer = await until_disconnect(call.request, completion.whole())
-    return JSONResponse(whole_response(_head(completion, body), answer))
+    content = whole_response(_head(completion, body), answer)
+    return JSONResponse(content, headers=completion.answered_by.headers)
 
 
 def _head(completion: ChatCompletion, body: ResponsesBody) -> Head:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tinsmith.text.tool_notations import Piece, ToolCallParser
 from tinsmith_gateway.openai.codec import Sampled, Top
-from tinsmith_gateway.openai.text.tool_calls import Piece, ToolCallParser
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
 

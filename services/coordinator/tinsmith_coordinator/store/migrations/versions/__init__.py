@@ -1,1 +1,1 @@
-"""Migrations of the scheduler's tables; see `tinsmith_runtime.sql.schema_versions`."""
+"""Migrations of the coordinator's tables; see `tinsmith_runtime.sql.schema_versions`."""

@@ -1,0 +1,1 @@
+"""What a project's keys did: sessions, and the trail of management actions."""

@@ -1,0 +1,118 @@
+"""Observations and actions to and from protobuf messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tinsmith import tensors
+from tinsmith.environments.chat_messages import (
+    from_chat_call,
+    to_chat_call,
+    to_chat_message,
+    to_chat_tool,
+)
+from tinsmith.environments.environment import Action, Observation
+from tinsmith.rpc.input_codec import encode_image
+from tinsmith.text.tool_notations import ToolCall
+from tinsmith.v1 import trajectories_pb2
+
+
+def encode_observation(observation: Observation) -> trajectories_pb2.Observation:
+    """Return the message of what an environment shows.
+
+    Raises:
+        ObservationError: If it is no observation.
+    """
+    return trajectories_pb2.Observation(
+        messages=[encode_chat_message(to_chat_message(one)) for one in observation.messages],
+        images=[encode_image(image) for image in observation.images],
+        tools=[_encode_tool(to_chat_tool(tool)) for tool in observation.tools],
+    )
+
+
+def encode_chat_message(chat: Mapping[str, Any]) -> trajectories_pb2.ChatMessage:
+    """Return the message of a chat message, which was checked."""
+    message = trajectories_pb2.ChatMessage(
+        role=chat["role"],
+        tool_call_id=chat.get("tool_call_id", ""),
+        name=chat.get("name", ""),
+        tool_calls=_encode_calls(from_chat_call(call) for call in chat.get("tool_calls", ())),
+    )
+    if isinstance(chat["content"], str):
+        message.content = chat["content"]
+        return message
+    for part in chat["content"]:
+        if part["type"] == "text":
+            message.parts.add(text=part["text"])
+        else:
+            message.parts.add(image=trajectories_pb2.ImagePlace())
+    return message
+
+
+def decode_chat_message(message: trajectories_pb2.ChatMessage) -> dict[str, Any]:
+    """Return a chat message as chat templates read it."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        chat["content"] = [
+            {"type": "image"}
+            if part.WhichOneof("content") == "image"
+            else {"type": "text", "text": part.text}
+            for part in message.parts
+        ]
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            to_chat_call(ToolCall(call.name, call.arguments_json, call.id))
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.name:
+        chat["name"] = message.name
+    return chat
+
+
+def decode_tool(message: trajectories_pb2.Tool) -> dict[str, Any]:
+    """Return a tool as chat templates read it.
+
+    Raises:
+        ValueError: If its schema is no JSON.
+    """
+    parameters = json.loads(message.parameters_json) if message.parameters_json else {}
+    function = {
+        "name": message.name,
+        "description": message.description,
+        "parameters": parameters or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
+
+
+def encode_action(action: str | Sequence[int] | Action) -> trajectories_pb2.Action:
+    """Return the message of an action: text, token ids, or an `Action`."""
+    if isinstance(action, str):
+        return trajectories_pb2.Action(text=action)
+    if not isinstance(action, Action):
+        return trajectories_pb2.Action(tokens=tensors.encode_tokens(action))
+    message = trajectories_pb2.Action(tool_calls=_encode_calls(action.tool_calls))
+    if action.tokens is not None:
+        message.tokens.CopyFrom(tensors.encode_tokens(action.tokens))
+    else:
+        message.text = action.text or ""
+    return message
+
+
+def _encode_tool(chat: Mapping[str, Any]) -> trajectories_pb2.Tool:
+    function = chat["function"]
+    return trajectories_pb2.Tool(
+        name=function["name"],
+        description=function["description"],
+        parameters_json=json.dumps(function["parameters"], ensure_ascii=False),
+    )
+
+
+def _encode_calls(calls: Iterable[ToolCall]) -> list[trajectories_pb2.ToolCall]:
+    return [
+        trajectories_pb2.ToolCall(name=call.name, arguments_json=call.arguments, id=call.id)
+        for call in calls
+    ]

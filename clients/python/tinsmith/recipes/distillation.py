@@ -1,0 +1,176 @@
+"""Distillation: a student learns to say what a teacher would.
+
+On policy, which is the default, the student answers, and every token of it is rewarded by what the
+teacher says to it: the negative reverse KL. Off policy, the student imitates answers of the
+teacher: the first `num_imitation_steps` steps, or all of them. A teacher that is only told more, by
+`teacher_prompt`, makes it prompt distillation: the student learns to do unasked what the prompt
+asks for.
+
+Both ways are those of Lu et al. 2025, https://thinkingmachines.ai/blog/on-policy-distillation, and
+of tinker-cookbook. `teacher_kl` is the reverse KL by token; the score of held-out prompts is its
+negative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith.client import Client
+from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.tasks.prompts import PromptSet, load_prompts
+from tinsmith.recipes.teacher_source import Teacher, TeacherConfig, TeacherSource
+from tinsmith.text.tokenizer import Tokenizer
+
+__all__ = ["Config", "Summary", "main"]
+
+_FILE = "@"
+"""Begins a `teacher_prompt` that is the name of a file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Settings of the recipe."""
+
+    base_model: str = "tiny"
+    """Of the student."""
+    teacher: str = ""
+    """A base model or a checkpoint's resource name; the student's base model if it is empty."""
+    teacher_prompt: str = ""
+    """What only the teacher is told, as its system message; `@FILE` reads it from a file."""
+    data: str = "small_sums"
+    """`small_sums`, `arithmetic`, `pig_latin`; a JSONL file or folder of prompts or conversations,
+    or `hf://NAME`."""
+    begin_from: str = ""
+    """A checkpoint that the student begins from; the base model if it is empty."""
+    adapter: str = "lora"
+    """`lora` or `full`."""
+    rank: int = 32
+    loss: str = "importance_sampling"
+    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    learning_rate: float | None = None
+    """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
+    num_warmup_steps: int = 5
+    learning_rate_floor: float = 0.1
+    grad_clip_norm: float = 1.0
+    num_steps: int = 60
+    num_imitation_steps: int = 0
+    """Steps off policy, of `num_steps`: the first ones."""
+    imitation_learning_rate: float = 1e-2
+    num_demonstrations: int = 64
+    """Answers of the teacher that such a step imitates."""
+    num_prompts: int = 32
+    """Prompts of a step on policy."""
+    num_samples: int = 2
+    """Answers to each."""
+    kl_coef: float = 1.0
+    """Factor of the advantages."""
+    kl_discount_factor: float = 0.0
+    """Share of what later tokens lose that counts for a token; 0 for its own alone."""
+    temperature: float = 1.0
+    max_tokens: int = 8
+    """Tokens of an answer."""
+    seed: int = 0
+    num_validation: int = 64
+    """Held-out prompts that are scored, at most."""
+    eval_every: int = 0
+    """Steps between scores; 0: before and after only."""
+    save_every: int = 50
+    log_to: str = ""
+    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
+    output_dir: Path | None = None
+    """`runs/distillation-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
+    checkpoint: str = "final"
+    """Name of the checkpoint at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
+    """Train, and score held-out prompts before and after.
+
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
+    Raises:
+        ConfigurationError: If the data cannot be read, the teacher reads other tokens than the
+            student, it would teach nothing, or `output_dir` holds another experiment.
+        KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
+    """
+    # All that can be wrong with the data is found before anything is made on the server.
+    prompts = load_prompts(config.data)
+    config = dataclasses.replace(config, teacher_prompt=_read_prompt(config.teacher_prompt))
+    tokenizer = client.get_tokenizer(config.base_model)
+    begin_from = (observer.begin_from if observer else "") or config.begin_from
+    teacher = _open_teacher(config, begin_from, client, tokenizer, prompts)
+    settings = TeacherConfig(
+        num_prompts=config.num_prompts,
+        num_samples=config.num_samples,
+        num_demonstrations=config.num_demonstrations,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        kl_coef=config.kl_coef,
+        kl_discount_factor=config.kl_discount_factor,
+        num_validation=config.num_validation,
+        seed=config.seed,
+    )
+    [summary] = learn(
+        About("distillation", Path(config.data).name, "answers"),
+        config,
+        client,
+        lambda progress, _: TeacherSource(
+            settings, progress.run.sampler(), tokenizer, prompts, teacher
+        ),
+        observer,
+    )
+    return summary
+
+
+def _read_prompt(text: str) -> str:
+    """Return what a teacher is told, from a file if it names one."""
+    if not text.startswith(_FILE):
+        return text
+    path = Path(text.removeprefix(_FILE)).expanduser()
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"teacher_prompt: {path} cannot be read: {error}", remedy="check the path"
+        ) from error
+
+
+def _open_teacher(
+    config: Config, begin_from: str, client: Client, tokenizer: Tokenizer, prompts: PromptSet
+) -> Teacher:
+    """Return the teacher of a student that begins from a checkpoint, or from its base model.
+
+    Raises:
+        ConfigurationError: If it is the student itself, or reads other tokens.
+    """
+    name = config.teacher or config.base_model
+    is_checkpoint = "/" in name and "checkpoints" in name.split("/")
+    if not config.teacher_prompt and name == (begin_from or config.base_model):
+        raise ConfigurationError(
+            f"the teacher is {name}, which is what the student begins with",
+            remedy="give teacher= a better model or checkpoint, or teacher_prompt= what it is told",
+        )
+    sampler = client.create_sampler(
+        base_model="" if is_checkpoint else name, checkpoint=name if is_checkpoint else ""
+    )
+    own = client.get_tokenizer(sampler.base_model)
+    texts = [str(message["content"]) for prompt in prompts.train for message in prompt]
+    if sampler.base_model != config.base_model and any(
+        own.encode(text) != tokenizer.encode(text) for text in texts
+    ):
+        raise ConfigurationError(
+            f"{sampler.base_model} reads other tokens than {config.base_model}, and its "
+            "log-probabilities are of those",
+            remedy="choose a teacher of the same family",
+        )
+    return Teacher(sampler, own, config.teacher_prompt)

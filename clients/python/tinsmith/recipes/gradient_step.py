@@ -1,0 +1,69 @@
+"""A gradient and the optimizer step that applies it, as every recipe sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.rpc.futures import OperationFuture
+from tinsmith.training.custom_loss import CustomLoss
+from tinsmith.training.training_run import TrainingRun
+from tinsmith.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+
+
+class ScheduleConfig(Protocol):
+    """The settings that decide how far a step goes."""
+
+    @property
+    def num_warmup_steps(self) -> int: ...  # noqa: D102
+    @property
+    def learning_rate_floor(self) -> float: ...  # noqa: D102
+    @property
+    def grad_clip_norm(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedStep:
+    """The operations of a step, on their way."""
+
+    gradient: OperationFuture[ForwardBackwardOutput]
+    update: OperationFuture[OptimStepResponse]
+
+
+def rate_of(config: ScheduleConfig, step: int, *, peak: float, num_steps: int) -> float:
+    """Return the learning rate at a step of a phase, counted from the phase's first."""
+    return linear_schedule(
+        step,
+        peak=peak,
+        num_steps=num_steps,
+        num_warmup_steps=config.num_warmup_steps,
+        floor=config.learning_rate_floor,
+    )
+
+
+def submit_data(
+    config: ScheduleConfig,
+    run: TrainingRun,
+    data: Sequence[Datum],
+    loss: str | CustomLoss,
+    learning_rate: float,
+) -> SubmittedStep:
+    """Send a gradient and an optimizer step.
+
+    Args:
+        config: Settings.
+        run: What is trained.
+        data: The batch.
+        loss: Name of a loss of the service, or one that is computed here; that waits for a forward
+            pass.
+        learning_rate: Of this step.
+    """
+    gradient = (
+        run.forward_backward(data, loss)
+        if isinstance(loss, str)
+        else run.forward_backward_custom(data, loss)
+    )
+    adam = AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
+    return SubmittedStep(gradient, run.optim_step(adam))

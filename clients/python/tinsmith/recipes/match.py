@@ -1,0 +1,200 @@
+"""A match: several policies learn a game by playing each other, each with weights of its own.
+
+The coordinator opens a match and keeps the policies in step. In each step they play `num_games`
+games; the first move passes from game to game. Then each takes a policy-gradient step on its own
+side. In a job each agent may have a base model, trainers and samplers of its own (`roles.agents`);
+else all are runs beside each other on one server.
+
+A model that cannot name a legal move learns nothing from playing. That is what the warm start is
+for: the first `num_imitation_steps` steps are supervised, on the games of a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tinsmith.client import Client
+from tinsmith.errors import ConfigurationError
+from tinsmith.names import is_valid_id
+from tinsmith.recipes.agents import RecipeAgent
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.game_source import GameSourceConfig
+from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
+from tinsmith.recipes.match_table import MatchTable
+from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask, check_script, load_game
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Settings of the recipe."""
+
+    base_model: str = "tiny"
+    data: str = "gomoku"
+    """The game: `gomoku` or `kuhn`."""
+    agents: str = "black,white"
+    """Names of the policies, in the order of turns; a job names them by `roles.agents`."""
+    board_size: int = 3
+    """Rows and columns of gomoku's board."""
+    row_length: int = 3
+    """Stones in a row that win."""
+    teacher: str = "random"
+    """The script that the warm start imitates."""
+    num_imitation_steps: int = 40
+    """Steps of the warm start, of `num_steps`."""
+    imitation_learning_rate: float = 1e-2
+    validation_opponent: str = "random"
+    """The script that each policy is scored against."""
+    environment: str = ""
+    """Name of a served environment to score policies in, instead of games against the script."""
+    adapter: str = "lora"
+    """`lora` or `full`."""
+    rank: int = 32
+    loss: str = "importance_sampling"
+    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    learning_rate: float = 2e-3
+    num_warmup_steps: int = 5
+    learning_rate_floor: float = 0.1
+    grad_clip_norm: float = 1.0
+    baseline_decay: float = 0.95
+    """Weight of what a place's average reward was, at each game."""
+    num_steps: int = 150
+    num_games: int = 64
+    """Games of a step."""
+    temperature: float = 1.0
+    max_tokens: int = 6
+    """Sampled tokens of a move."""
+    turn_timeout_s: float = 1800.0
+    """A game with a later turn is abandoned, and teaches nothing."""
+    seed: int = 0
+    num_validation: int = 100
+    """Games or episodes that each policy is scored in."""
+    eval_every: int = 0
+    """Steps between scores; 0: before and after only."""
+    save_every: int = 50
+    keep_rollouts: str = ""
+    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
+    log_to: str = ""
+    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
+    output_dir: Path | None = None
+    """`runs/match-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
+    checkpoint: str = "final"
+    """Name of the checkpoint of each policy at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def main(
+    config: Config,
+    client: Client,
+    observer: Observer | None = None,
+    agents: Sequence[RecipeAgent] = (),
+) -> list[Summary]:
+    """Play and train, and score each policy before and after.
+
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
+    Args:
+        config: Settings.
+        client: Of the service.
+        observer: Of a job.
+        agents: The policies of a job; runs of `client`, named by the settings, without.
+
+    Returns:
+        What came out, for each policy.
+
+    Raises:
+        ConfigurationError: If there is no such game or script, the agents are no two, or
+            `output_dir` holds another experiment.
+        KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
+    """
+    game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
+    check_script(game, "teacher", config.teacher)
+    check_script(game, "validation_opponent", config.validation_opponent)
+    policies = tuple(agents) or _policies(config, client)
+    if len(policies) != len(AGENTS):
+        raise ConfigurationError(
+            f"{game.name} is a game of {len(AGENTS)} agents, not of {len(policies)}",
+            remedy=f"name {len(AGENTS)} agents",
+        )
+    table = MatchTable(
+        policies,
+        num_games=config.num_games,
+        turn_timeout_s=config.turn_timeout_s,
+        seed=config.seed,
+    )
+    with table:
+        return learn(
+            About("match", config.data, "games"),
+            config,
+            policies[0].client,
+            lambda progress, experiment: _make_source(
+                config, game, table, policies, progress, experiment
+            ),
+            observer,
+        )
+
+
+def _policies(config: Config, client: Client) -> tuple[RecipeAgent, ...]:
+    names = [name.strip() for name in config.agents.split(",")]
+    if len(set(names)) != len(names) or not all(map(is_valid_id, names)):
+        raise ConfigurationError(
+            f"agents is {config.agents!r}", remedy="give different names, separated by a comma"
+        )
+    return tuple(
+        RecipeAgent(name, client, config.base_model, config.adapter, config.rank) for name in names
+    )
+
+
+def _make_source(
+    config: Config,
+    game: GameTask,
+    table: MatchTable,
+    policies: Sequence[RecipeAgent],
+    progress: ResumableRun,
+    experiment: Experiment,
+) -> MatchSource:
+    longest = [
+        model.max_context_tokens
+        for policy in policies
+        for model in policy.client.list_models()
+        if model.base_model == policy.base_model
+    ]
+    games = GameSourceConfig(
+        num_games=config.num_games,
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        max_context_tokens=min(longest),
+        num_validation=config.num_validation,
+        validation_opponent=config.validation_opponent,
+        teacher=config.teacher,
+        seed=config.seed,
+    )
+    settings = MatchSourceConfig(
+        games=games,
+        environment=config.environment,
+        keep_rollouts=config.keep_rollouts,
+        baseline_decay=config.baseline_decay,
+        seed=config.seed,
+        num_steps=config.num_steps,
+        checkpoint=config.checkpoint,
+        partners={
+            policy.name: replace(
+                config,
+                base_model=policy.base_model,
+                adapter=policy.adapter,
+                rank=policy.rank,
+                seed=config.seed + index,
+            )
+            for index, policy in enumerate(policies[1:], start=1)
+        },
+    )
+    return MatchSource(settings, game, table, policies, progress, experiment.folder)

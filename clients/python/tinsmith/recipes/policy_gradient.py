@@ -1,0 +1,117 @@
+"""A step of policy gradients, as every recipe of reinforcement learning takes it.
+
+What was played is sent with its tokens, log-probabilities and advantages as they are. The trainer's
+own log-probabilities come back, and their largest difference from the sampled ones is a metric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tinsmith.recipes.experience import Experience
+from tinsmith.recipes.gradient_step import ScheduleConfig, SubmittedStep, submit_data
+from tinsmith.rollouts import DatumArrays
+from tinsmith.training.training_run import TrainingRun
+from tinsmith.types import ForwardBackwardOutput
+
+KL = "optim/kl_sample_train_v1"
+"""How far the weights that sampled are from those that are trained."""
+
+_Z_95 = 1.96
+
+
+class StepConfig(ScheduleConfig, Protocol):
+    """The settings that decide how a step is taken."""
+
+    @property
+    def loss(self) -> str: ...  # noqa: D102
+    @property
+    def learning_rate(self) -> float | None: ...  # noqa: D102
+    @property
+    def num_steps(self) -> int: ...  # noqa: D102
+
+
+def submit_step(
+    config: StepConfig, run: TrainingRun, experience: Experience, learning_rate: float
+) -> SubmittedStep | None:
+    """Send a step, unless there is nothing to learn from."""
+    if not experience.sequences:
+        return None
+    # The service sums over tokens; the mean over plays is the recipe's choice.
+    data = [
+        dataclasses.replace(
+            arrays, advantages=arrays.advantages / np.float32(experience.num_plays)
+        ).to_datum()
+        for arrays in experience.sequences
+    ]
+    return submit_data(config, run, data, config.loss, learning_rate)
+
+
+def wait_for_step(experience: Experience, submitted: SubmittedStep | None) -> dict[str, float]:
+    """Wait for a step, and return what it says."""
+    metrics = {
+        "reward": experience.mean_reward,
+        "trained": float(len(experience.sequences)),
+        **experience.metrics,
+    }
+    if submitted is None:
+        return metrics
+    result = submitted.gradient.result()
+    grad_norm = submitted.update.result().metrics["grad_norm"]
+    return {
+        **metrics,
+        "grad_norm": grad_norm,
+        **_compare(experience.sequences, result),
+    }
+
+
+def wait_for_imitation(submitted: SubmittedStep) -> dict[str, float]:
+    """Wait for a supervised step, and return what it says."""
+    return {
+        "imitation_loss": submitted.gradient.result().loss,
+        "grad_norm": submitted.update.result().metrics["grad_norm"],
+    }
+
+
+def paired_lower_95(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the lower end of the 95 % interval of the mean gain, paired by task.
+
+    A normal approximation of the mean of the differences.
+    """
+    if not len(after):
+        return math.nan
+    gains = np.asarray(after) - np.asarray(before)
+    deviation = float(gains.std(ddof=1)) if len(gains) > 1 else math.inf
+    return float(gains.mean()) - _Z_95 * deviation / math.sqrt(len(gains))
+
+
+def mean_of(rewards: Sequence[float]) -> float:
+    """Return the mean; NaN if there is nothing."""
+    return float(np.mean(rewards)) if len(rewards) else math.nan
+
+
+def _compare(sequences: Sequence[DatumArrays], result: ForwardBackwardOutput) -> dict[str, float]:
+    """Return how sampled and trained log-probabilities of the sampled tokens differ.
+
+    The KL of sampler and trainer is estimated in two ways: by the mean difference, and by half the
+    mean square. The names are those of tinker-cookbook. Above 0.01 training is unstable.
+    """
+    masks = [arrays.mask > 0 for arrays in sequences]
+    sampled = np.concatenate(
+        [arrays.logprobs[mask] for arrays, mask in zip(sequences, masks, strict=True)]
+    )
+    trained = np.concatenate(
+        [output.logprobs[mask] for output, mask in zip(result.outputs, masks, strict=True)]
+    )
+    gaps = sampled - trained
+    return {
+        "mismatch": float(np.abs(gaps).max(initial=0.0)),
+        KL: float(gaps.mean()),
+        "optim/kl_sample_train_v2": float(0.5 * np.square(gaps).mean()),
+        "optim/entropy": float(-sampled.mean()),
+    }

@@ -1,0 +1,214 @@
+"""A reward or an environment of the user's own, named in one setting: `my.py:score`.
+
+A reward is a function `score(row, completion) -> float` of a row of the data and of what the model
+answered. An environment is a class with `reset` and `step` (`tinsmith.environments.environment`).
+Both are imported into this process and run in its threads; nothing confines them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinsmith.environments.environment import (
+    Action,
+    Environment,
+    JsonValue,
+    Message,
+    Observation,
+    StepResult,
+)
+from tinsmith.environments.local import LocalInstance, create_local_instance
+from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.tasks.jsonl import DataFormatError, read_lines
+from tinsmith.recipes.tasks.prompts import Messages, decode_prompt
+from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
+
+RewardFunction = Callable[[Mapping[str, Any], str], float]
+
+
+def is_own(name: str) -> bool:
+    """Whether an environment is named as code: `FILE.py:CLASS` or `MODULE:CLASS`."""
+    return ":" in name
+
+
+def load_object(path: str, setting: str) -> Any:
+    """Return what `FILE.py:NAME` or `MODULE:NAME` names.
+
+    Args:
+        path: Where it is; a file is read from the current folder on.
+        setting: Name of the setting, for messages.
+
+    Raises:
+        ConfigurationError: If there is no such file, module or name, or importing it fails.
+    """
+    place, _, name = path.rpartition(":")
+    if not place or not name:
+        raise ConfigurationError(
+            f"{setting} is {path!r}", remedy="write FILE.py:NAME, or MODULE:NAME"
+        )
+    try:
+        module = (
+            _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{setting}: {place} cannot be imported: {type(error).__name__}: {error}",
+            remedy="run it by itself to see where it fails",
+        ) from error
+    if not hasattr(module, name):
+        raise ConfigurationError(f"{setting}: {place} has no {name}", remedy="correct the name")
+    return getattr(module, name)
+
+
+def _import_file(file: Path) -> Any:
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigurationError(f"{file} is not there", remedy="check the path")
+    # Two files of one name are two modules, and pickling finds either again.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{file} is no Python file", remedy="check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+class OwnEnvironment:
+    """An environment class as tasks by seed; see `Playable`.
+
+    Args:
+        path: Names the class.
+        config: Settings of training.
+        validation_config: Settings of what is scored.
+
+    Raises:
+        ConfigurationError: If the class cannot be had.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: Mapping[str, JsonValue],
+        validation_config: Mapping[str, JsonValue],
+    ) -> None:
+        made = load_object(path, "environment")
+        if not isinstance(made, type) or not issubclass(made, Environment):
+            raise ConfigurationError(
+                f"environment: {path} is no environment",
+                remedy="derive it from tinsmith.environments.environment.Environment",
+            )
+        self._class = made
+        self._config = config
+        self._validation_config = validation_config
+
+    async def create_instance(self, seed: int, *, is_validation: bool) -> LocalInstance:
+        """Return a fresh episode."""
+        config = self._validation_config if is_validation else self._config
+        return await create_local_instance(self._class, seed=seed, config=config)
+
+    def demonstrate(self, seed: int, occurrence: str) -> Sequence[str]:
+        """Return nothing: there is no pupil, and the recipe refuses a warm start."""
+        del seed, occurrence
+        return ()
+
+
+class RewardedPrompts:
+    """Prompts whose answers a function rewards, as tasks by seed; see `Playable`.
+
+    Args:
+        data: A JSONL file, a folder, or `hf://NAME[:CONFIG]`, of rows with a prompt. Further keys
+            of a row are the function's to read. Of a file, every fifth row is held out.
+        reward: Names the function.
+
+    Raises:
+        ConfigurationError: If the function cannot be had, or the data not be read.
+    """
+
+    def __init__(self, data: str, reward: str) -> None:
+        score = load_object(reward, "reward")
+        if not callable(score):
+            raise ConfigurationError(
+                f"reward: {reward} is no function", remedy="define score(row, completion)"
+            )
+        self._score: RewardFunction = score
+        self._train, self._held_out = (_decode(rows, data) for rows in _read(data))
+        # Seeds of a step lie beside each other; rows beside each other are often alike.
+        random.Random("rows").shuffle(self._train)
+
+    @property
+    def num_held_out(self) -> int:
+        """Prompts that are never trained on."""
+        return len(self._held_out)
+
+    async def create_instance(self, seed: int, *, is_validation: bool) -> LocalInstance:
+        """Return the prompt of a seed, asked."""
+        tasks = self._held_out if is_validation else self._train
+        task = tasks[seed % len(tasks)]
+        return await create_local_instance(lambda: _Answered(task, self._score), seed=seed)
+
+    def demonstrate(self, seed: int, occurrence: str) -> Sequence[str]:
+        """Return nothing: there is no pupil, and the recipe refuses a warm start."""
+        del seed, occurrence
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    row: Mapping[str, Any]
+    messages: Messages
+
+
+class _Answered(Environment):
+    """One prompt, one answer, one reward."""
+
+    def __init__(self, task: _Task, score: RewardFunction) -> None:
+        self._task = task
+        self._score = score
+
+    def reset(self, seed: int, config: Mapping[str, JsonValue]) -> Observation:
+        del seed, config
+        return Observation(
+            tuple(Message(str(m["role"]), str(m["content"])) for m in self._task.messages)
+        )
+
+    def step(self, action: Action) -> StepResult:
+        value = self._score(self._task.row, action.text or "")
+        if not isinstance(value, bool | int | float) or not math.isfinite(value):
+            raise TypeError(f"the reward is {value!r}, which is no finite number")
+        return StepResult(Observation(), float(value), done=True)
+
+
+def _read(data: str) -> tuple[list[Any], list[Any]]:
+    """Return the rows to train on and those held out."""
+    if is_public(data):
+        found = read_rows(data)
+        return list(found["train"]), list(found["validation"])
+    rows = [line.value for line in read_lines(Path(data), DataFormatError)]
+    if len(rows) < 2:
+        raise DataFormatError(f"{data}: needs at least 2 rows", remedy="write one a line")
+    return hold_out(rows)
+
+
+def _decode(rows: Sequence[Any], data: str) -> list[_Task]:
+    return [
+        _Task(row, decode_prompt(row, f"{data}, row {number}")) for number, row in enumerate(rows)
+    ]

@@ -1,0 +1,93 @@
+"""Prompts without answers: what a student and its teacher are asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinsmith.recipes.tasks import pig_latin
+from tinsmith.recipes.tasks.conversations import (
+    ConversationFormatError,
+    decode_message,
+    find_messages,
+)
+from tinsmith.recipes.tasks.jsonl import read_lines
+from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
+from tinsmith.recipes.tasks.rl_problems import load_problems
+
+_REMEDY = 'write {"prompt": ...} or {"messages": [...]}'
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts to train on and prompts that are held out, as chat messages."""
+
+    train: Sequence[Messages]
+    held_out: Sequence[Messages]
+
+    def draw(self, step: int, *, num_prompts: int, seed: int) -> list[Messages]:
+        """Return the prompts of a step: a function of seed and step."""
+        generator = random.Random(f"prompts:{seed}:{step}")
+        return generator.sample(list(self.train), min(num_prompts, len(self.train)))
+
+
+def load_prompts(data: str) -> PromptSet:
+    """Return the prompts of `pig_latin`, `arithmetic`, `small_sums`, a file, a folder or `hf://`.
+
+    A row has `prompt`, text or messages, or any layout of a conversation; what the assistant says
+    at its end is left out. Of a file, every fifth prompt is held out.
+
+    Raises:
+        ConversationFormatError: If a row holds no prompt; names the line.
+        ConfigurationError: If the data cannot be loaded.
+    """
+    if data == "pig_latin":
+        split = pig_latin.split_phrases(pig_latin.load_phrases())
+        return PromptSet(
+            [pig_latin.build_prompt(phrase) for phrase in split.train_phrases],
+            [pig_latin.build_prompt(phrase) for phrase in split.held_out_phrases],
+        )
+    if data in ("arithmetic", "small_sums"):
+        problems = load_problems(data)
+        return PromptSet(
+            [problems.prompt(record) for record in problems.train],
+            [problems.prompt(record) for record in problems.validation],
+        )
+    if is_public(data):
+        rows = read_rows(data)
+        train, held_out = (
+            [decode_prompt(row, f"{data}, {part} {n}") for n, row in enumerate(rows[part])]
+            for part in ("train", "validation")
+        )
+        return PromptSet(train, held_out)
+    lines = read_lines(Path(data), ConversationFormatError)
+    prompts = [decode_prompt(line.value, line.where) for line in lines]
+    if len(prompts) < 2:
+        raise ConversationFormatError(f"{data}: needs at least 2 prompts", remedy=_REMEDY)
+    return PromptSet(*hold_out(prompts))
+
+
+def decode_prompt(row: object, where: str) -> Messages:
+    """Return the messages of a row, up to what the assistant says at the end.
+
+    Raises:
+        ConversationFormatError: If there is nothing to ask.
+    """
+    raw: object = None
+    if isinstance(row, Mapping):
+        raw = row["prompt"] if "prompt" in row else find_messages(dict(row))
+    if isinstance(raw, str):
+        raw = [{"role": "user", "content": raw}]
+    if not isinstance(raw, list):
+        raise ConversationFormatError(f"{where}: a row holds no prompt", remedy=_REMEDY)
+    messages = [decode_message(message, where) for message in raw]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ConversationFormatError(f"{where}: a row asks nothing", remedy=_REMEDY)
+    return messages

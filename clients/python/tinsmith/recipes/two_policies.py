@@ -1,0 +1,255 @@
+"""Two policies learn a game from playing each other, each with a run and an optimizer of its own.
+
+Both begin with the warm start of `self_play`: they imitate a script. Then every game is played
+between them as they are now, and each takes a step on its own side of it. The game is zero-sum,
+so gains of one are losses of the other. Both are scored against a script that stays the same.
+
+`black` is the experiment's own run. `white` is its partner, of a base model of its own if wished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tinsmith.client import Client
+from tinsmith.games import League
+from tinsmith.recipes.experience import Experience, Scores, Source
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.resume import (
+    ResumableRun,
+    create_run,
+    save_named,
+    unique_name,
+)
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.game_source import GameSource, GameSourceConfig
+from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
+from tinsmith.recipes.kept_states import KeptStates
+from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.shared_games import play_shared_games
+from tinsmith.recipes.tasks.agent_games import GameTask, check_script, load_game
+from tinsmith.rollouts import DatumArrays, RoleBaselines
+from tinsmith.rollouts.adapters import ServiceSampler
+from tinsmith.training.training_run import TrainingRun
+
+AGENTS = ("black", "white")
+_SEEDS_APART = 500_000
+"""Between the seeds of the two policies, so that neither draws what the other does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Settings of the recipe."""
+
+    base_model: str = "tiny"
+    partner_base_model: str = ""
+    """Of `white`; the same if it is left out."""
+    data: str = "gomoku"
+    """The game: `gomoku` or `kuhn`."""
+    board_size: int = 3
+    """Rows and columns of gomoku's board."""
+    row_length: int = 3
+    """Stones in a row that win."""
+    teacher: str = "random"
+    """The script that the warm start imitates."""
+    num_imitation_steps: int = 40
+    """Steps of the warm start, of `num_steps`."""
+    imitation_learning_rate: float = 1e-2
+    validation_opponent: str = "random"
+    """The script that both are scored against."""
+    adapter: str = "lora"
+    """`lora` or `full`."""
+    rank: int = 32
+    train_unembed: bool = False
+    """Whether an adapter adapts the unembedding as well."""
+    loss: str = "importance_sampling"
+    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    learning_rate: float = 2e-3
+    num_warmup_steps: int = 5
+    learning_rate_floor: float = 0.1
+    grad_clip_norm: float = 1.0
+    baseline_decay: float = 0.95
+    """Weight of what a seat's average reward was, at each game."""
+    num_steps: int = 150
+    num_games: int = 64
+    """Games of a step."""
+    temperature: float = 1.0
+    max_tokens: int = 6
+    """Sampled tokens of a move."""
+    seed: int = 0
+    num_validation: int = 100
+    """Games of each against `validation_opponent` that are scored."""
+    eval_every: int = 0
+    """Steps between scores; 0: before and after only."""
+    save_every: int = 50
+    keep_rollouts: str = ""
+    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
+    log_to: str = ""
+    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
+    output_dir: Path | None = None
+    """`runs/two_policies-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
+    checkpoint: str = "final"
+    """Name of both checkpoints at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def main(config: Config, client: Client, observer: Observer | None = None) -> list[Summary]:
+    """Let both play and learn, and score each against a script.
+
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
+    Returns:
+        What came out for `black` and for `white`.
+
+    Raises:
+        ConfigurationError: If there is no such game or script, or `output_dir` holds another
+            experiment.
+        KeyboardInterrupt: After Ctrl-C, once both are saved; the same call resumes.
+    """
+    game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
+    check_script(game, "teacher", config.teacher)
+    check_script(game, "validation_opponent", config.validation_opponent)
+    return learn(
+        About("two_policies", config.data, "games"),
+        config,
+        client,
+        lambda progress, experiment: _TwoPolicies(config, client, game, progress, experiment),
+        observer,
+    )
+
+
+class _TwoPolicies(Source):
+    """Games of two runs against each other."""
+
+    agents = AGENTS
+
+    def __init__(
+        self,
+        config: Config,
+        client: Client,
+        game: GameTask,
+        progress: ResumableRun,
+        experiment: Experiment,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._game = game
+        self._states = KeptStates(experiment.folder)
+        self._keeper = RolloutKeeper(experiment.folder, config.keep_rollouts)
+        self._baselines = [RoleBaselines(decay=config.baseline_decay) for _ in AGENTS]
+        partner_config = replace(
+            config,
+            seed=config.seed + _SEEDS_APART,
+            base_model=config.partner_base_model or config.base_model,
+        )
+        partner = self._open_partner(partner_config, progress.first_step)
+        self.partners = (partner,)
+        self._policies = [
+            self._game_source(each, run, baselines, agent)
+            for each, run, baselines, agent in zip(
+                (config, partner_config),
+                (progress.run, partner),
+                self._baselines,
+                AGENTS,
+                strict=True,
+            )
+        ]
+        self._kept = _Kept(progress.first_step, self._state_of_baselines())
+        self.plan = (
+            f"black is {progress.run.name}, white is {partner.name}; both imitate the script "
+            f"{config.teacher} for {config.num_imitation_steps} steps, then play each other; "
+            f"validation is against {config.validation_opponent}",
+        )
+
+    def play(self, step: int) -> list[Experience]:
+        """Play the games of a step; see `Source`."""
+        runners = [policy.runner(self._config.temperature) for policy in self._policies]
+        played = asyncio.run(
+            play_shared_games(
+                self._game, runners, self._config.num_games, f"{self._config.seed}/{step}"
+            )
+        )
+        found = []
+        for index, policy in enumerate(self._policies):
+            advantages = played.advantages(index, self._baselines[index])
+            found.append(played.experience(index, advantages))
+            policy.keep_games(TRAIN, step, played.episodes(index, advantages))
+        return found
+
+    def score(self, num_done: int) -> list[Scores]:
+        """Play each policy's games against the script."""
+        return [policy.score(num_done) for policy in self._policies]
+
+    def imitate(self, step: int) -> list[list[DatumArrays]]:
+        """Return what the teacher says, in games of its own for each policy."""
+        return [policy.imitate(step) for policy in self._policies]
+
+    def end_step(self, num_done: int) -> None:
+        """Note the baselines that a save after this step keeps."""
+        if self._kept.step != num_done:
+            self._kept = _Kept(num_done, self._state_of_baselines())
+
+    def save(self, num_done: int) -> list[str]:
+        """Save the partner, and note its checkpoint beside the step."""
+        self.end_step(num_done)
+        [partner] = self.partners
+        is_last = num_done >= self._config.num_steps
+        name = self._config.checkpoint if is_last else unique_name(num_done)
+        checkpoint = save_named(self._client, partner, name)
+        self._states.write({**asdict(self._kept), "run": partner.name, "checkpoint": checkpoint})
+        return [checkpoint]
+
+    def _open_partner(self, config: Config, first_step: int) -> TrainingRun:
+        if not first_step:
+            return create_run(config, self._client)
+        kept = self._states.read(first_step)
+        for baselines, state in zip(self._baselines, kept["baselines"], strict=True):
+            baselines.restore(state)
+        run = self._client.runs.get(kept["run"])
+        run.load_state_with_optimizer(kept["checkpoint"]).result()
+        return run
+
+    def _game_source(
+        self, config: Config, run: TrainingRun, baselines: RoleBaselines, agent: str
+    ) -> GameSource:
+        sampler = run.sampler()
+        served = {model.base_model: model for model in self._client.list_models()}
+        settings = GameSourceConfig(
+            num_games=config.num_games,
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            max_context_tokens=served[config.base_model].max_context_tokens,
+            num_validation=config.num_validation,
+            validation_opponent=config.validation_opponent,
+            teacher=config.teacher,
+            seed=config.seed,
+        )
+        return GameSource(
+            settings,
+            self._game,
+            self._client.get_tokenizer(config.base_model),
+            ServiceSampler(sampler),
+            baselines=baselines,
+            league=League(),
+            keeper=self._keeper.of(agent, sampler),
+        )
+
+    def _state_of_baselines(self) -> list[dict[str, Any]]:
+        return [dict(baselines.state) for baselines in self._baselines]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What both policies compare with, after a step."""
+
+    step: int
+    baselines: Sequence[dict[str, Any]]

@@ -1,0 +1,73 @@
+"""Keeps the episodes of served environments in a file: `keep_in` of the calls that play."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tinsmith.rollouts.batch_codec import EnvironmentTask
+from tinsmith.rollouts.groups import GroupResult
+from tinsmith.rollouts.machine import RolloutConfig
+from tinsmith.rollouts.records import record_result, write_records
+from tinsmith.rollouts.records.files import check_path
+from tinsmith.rollouts.records.making import Decoder, Weights, make_origin
+from tinsmith.rollouts.records.record import Origin
+from tinsmith.types import SamplingParams
+
+KeepResult = Callable[[GroupResult[EnvironmentTask]], Awaitable[None]]
+
+
+async def keep_nothing(result: GroupResult[EnvironmentTask]) -> None:
+    """Keep nothing."""
+    del result
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """Return parameters with a seed, so that what is kept can be played again."""
+    if params.seed is not None:
+        return params
+    return dataclasses.replace(params, seed=secrets.randbits(53))
+
+
+def keep_in_file(
+    path: Path | str,
+    decoder: Decoder,
+    sampler: Weights,
+    *,
+    environment: str,
+    params: SamplingParams,
+    config: RolloutConfig,
+) -> KeepResult:
+    """Return what writes the episodes of a result to a file.
+
+    Args:
+        path: Ends with `.jsonl` or `.parquet`.
+        decoder: Says what each token is as text.
+        sampler: Whose weights play.
+        environment: What is played.
+        params: How tokens are drawn.
+        config: Limits of an episode.
+
+    Raises:
+        ConfigurationError: If the name of the file says no known layout.
+    """
+    check_path(Path(path))
+
+    def origin_of(task: EnvironmentTask) -> Origin:
+        return make_origin(
+            sampler,
+            params,
+            config,
+            environment=environment,
+            environment_config=dict(task.config),
+            environment_seed=task.seed,
+        )
+
+    async def keep(result: GroupResult[EnvironmentTask]) -> None:
+        records = record_result(result, decoder, origin_of)
+        await asyncio.to_thread(write_records, path, records)
+
+    return keep

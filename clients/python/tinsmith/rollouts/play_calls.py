@@ -1,0 +1,205 @@
+"""Environments that are played: `Client.environments`; `environments` has the forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from tinsmith.environments.client import EnvironmentClient
+from tinsmith.errors import ConfigurationError
+from tinsmith.rollouts.adapters import (
+    ServiceInstance,
+    ServiceSampler,
+    create_service_instance,
+    read_image_rules,
+)
+from tinsmith.rollouts.batch_codec import EnvironmentTask
+from tinsmith.rollouts.client import RolloutClient
+from tinsmith.rollouts.errors import RolloutError
+from tinsmith.rollouts.group_plan import GroupConfig
+from tinsmith.rollouts.groups import GroupResult, run_groups
+from tinsmith.rollouts.keeping import KeepResult, keep_in_file, keep_nothing, seeded
+from tinsmith.rollouts.machine import RolloutConfig
+from tinsmith.rollouts.records.record import SERVED, EpisodeRecord
+from tinsmith.rollouts.records.replaying import (
+    Replay,
+    check_replayable,
+    columns_of,
+    compare,
+    rollout_config,
+    sample_turns,
+    sampling_params,
+)
+from tinsmith.rollouts.runner import RolloutRunner
+from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.forms import call
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.types import SamplingParams
+
+Place = Literal["client", "server"]
+_GRACE_S = 60.0
+"""For the server to notice its deadline."""
+PLACES: tuple[Place, ...] = ("client", "server")
+"""Where episodes may be played."""
+
+
+class PlayCalls(EnvironmentClient):
+    """The environments of a server, and playing them with a model.
+
+    Example:
+        >>> sampler = client.create_sampler(base_model="tiny")
+        >>> played = client.environments.play("guessing", sampler=sampler, seeds=range(32))
+        >>> print(sum(group.rewards[0] for group in played.groups) / 32)
+    """
+
+    def __init__(self, core: ClientCore) -> None:
+        super().__init__(core)
+        self._rollouts = RolloutClient(core)
+        self._tokenizers: dict[str, Tokenizer] = {}
+
+    @call
+    async def _play(
+        self,
+        environment: str,
+        *,
+        sampler: Sampler,
+        seeds: Sequence[int | EnvironmentTask] = (0,),
+        config: RolloutConfig | None = None,
+        params: SamplingParams | None = None,
+        groups: GroupConfig | None = None,
+        batch_key: str = "",
+        rollouts: Place = "client",
+        timeout_s: float = 3600.0,
+        keep_in: Path | str | None = None,
+    ) -> GroupResult[EnvironmentTask]:
+        """Play an environment with a model; training, validation and inference all do this.
+
+        What is done with the result is all that tells them apart. The same seeds give the same
+        tokens, log-probabilities and rewards in the client and on the server.
+
+        Args:
+            environment: Resource name, or id within the client's project.
+            sampler: Whose weights play: a base model, a checkpoint or a live run.
+            seeds: What is played: seeds of the environment, or seeds with settings.
+            config: Limits of an episode.
+            params: How tokens are drawn; `seed`, if given, is mixed with the place of the episode.
+            groups: How many episodes are played; one of each seed by default.
+            batch_key: Tells the random draws of this batch from those of others.
+            rollouts: Where episodes are played: `client` or `server`.
+            timeout_s: Time that a server gives the whole.
+            keep_in: File, `.jsonl` or `.parquet`, that the episodes of the groups are written to
+                (docs/rollouts.md). Without a seed in `params` one is drawn.
+
+        Returns:
+            A group for each seed, and what became of the episodes.
+
+        Raises:
+            ConfigurationError: If `rollouts` is no place, or `keep_in` no name of such a file.
+            NoRolloutsError: If not one group survived.
+            NotFoundError: On the server, if the environment is not served.
+
+        Example:
+            >>> played = client.environments.play("guessing", sampler=sampler, seeds=range(32))
+        """
+        if rollouts not in PLACES:
+            raise ConfigurationError(
+                f"rollouts is {rollouts!r}", remedy=f"give one of {', '.join(PLACES)}"
+            )
+        groups = groups or GroupConfig(group_size=1, min_group_size=1)
+        if rollouts == "server":
+            batch = await self._rollouts.generate_async(
+                environment,
+                seeds,
+                sampler=sampler,
+                config=config,
+                params=params,
+                groups=groups,
+                batch_key=batch_key,
+                timeout_s=timeout_s,
+                keep_in=keep_in,
+            )
+            try:
+                return await batch.result_async(timeout_s + _GRACE_S)
+            finally:
+                # Also where the caller was interrupted: what is not waited for is not played.
+                await batch.delete_async()
+        tasks = [
+            each if isinstance(each, EnvironmentTask) else EnvironmentTask(int(each))
+            for each in seeds
+        ]
+        config, params = config or RolloutConfig(), params or SamplingParams()
+        keep: KeepResult = keep_nothing
+        tokenizer = await self._tokenizer(sampler.base_model)
+        if keep_in is not None:
+            params = seeded(params)
+            keep = keep_in_file(
+                keep_in, tokenizer, sampler, environment=environment, params=params, config=config
+            )
+        runner = await self._runner(sampler, ServiceSampler(sampler), config, params)
+        create = partial(self._instance, environment)
+        result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
+        await keep(result)
+        return result
+
+    @call
+    async def _replay(self, record: EpisodeRecord, *, sampler: Sampler) -> Replay:
+        """Play a recorded episode again, and compare it token by token.
+
+        An episode of a served environment is played anew from its seed. Of other episodes, whose
+        environment only their recipe had, each turn is sampled again from its recorded context.
+
+        Args:
+            record: The episode, of `tinsmith.rollouts.records.read_records`.
+            sampler: Of the weights that played it.
+
+        Returns:
+            Where the two part, and which weights sampled each.
+
+        Raises:
+            ConfigurationError: If the episode cannot be played again; says why.
+            NotFoundError: If its environment is not served any more.
+            RolloutError: If the episode was lost on the way.
+
+        Example:
+            >>> [record] = read_records("played.jsonl")
+            >>> client.environments.replay(record, sampler=sampler).is_same
+        """
+        check_replayable(record)
+        origin = record.origin
+        draw = ServiceSampler(sampler, origin.num_samples, origin.sample_index)
+        if origin.kind != SERVED:
+            return compare(record, await sample_turns(record, draw))
+        config, params = rollout_config(record), sampling_params(record)
+        runner = await self._runner(sampler, draw, config, params)
+        task = EnvironmentTask(origin.environment_seed or 0, origin.environment_config)
+        create = partial(self._instance, origin.environment, task)
+        played = await runner.run(create, episode_key=record.episode)
+        if played.reason.is_infrastructure:
+            raise RolloutError(f"the episode {record.episode} was lost: {played.failure}")
+        return compare(record, columns_of(played))
+
+    async def _runner(
+        self, sampler: Sampler, draw: ServiceSampler, config: RolloutConfig, params: SamplingParams
+    ) -> RolloutRunner:
+        return RolloutRunner(
+            await self._tokenizer(sampler.base_model),
+            draw,
+            config,
+            params=params,
+            images=await read_image_rules(self._core, sampler.base_model),
+        )
+
+    async def _instance(self, environment: str, task: EnvironmentTask) -> ServiceInstance:
+        return await create_service_instance(
+            self, environment, seed=task.seed, config=task.config or None
+        )
+
+    async def _tokenizer(self, base_model: str) -> Tokenizer:
+        """Return the tokenizer of a model; building one takes long where it has many words."""
+        tokenizer = self._tokenizers.get(base_model)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[base_model] = await self._core.get_tokenizer(base_model)
+        return tokenizer

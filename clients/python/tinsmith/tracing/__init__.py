@@ -1,0 +1,1 @@
+"""Traces: what one call causes in every service, as spans of OpenTelemetry."""

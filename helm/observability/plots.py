@@ -1,0 +1,34 @@
+"""Short forms for the plots that most pages consist of."""
+
+from __future__ import annotations
+
+from helm.observability.expressions import quantile
+from helm.observability.panels import Plot, Query
+
+RUN_NAME = "{{project}}/{{run}}"
+"""What the line of a run is called."""
+RUN = "tinsmith_run"
+TRAINER = "tinsmith_trainer"
+SAMPLER = "tinsmith_sampler"
+SCHEDULER = "tinsmith_scheduler"
+COORDINATOR = "tinsmith_coordinator"
+ENVIRONMENT = "tinsmith_environment"
+GATEWAY = "tinsmith_gateway"
+CONTROLLER = "tinsmith_controller"
+
+
+def one(title: str, expression: str, legend: str = "", unit: str = "short", note: str = "") -> Plot:
+    """Show one expression."""
+    return Plot(title, [Query(expression, legend)], unit, note)
+
+
+def spread(title: str, histogram: str, matchers: str = "", unit: str = "s") -> Plot:
+    """Show median and tail of a histogram."""
+    quantiles = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+    queries = [Query(quantile(q, histogram, matchers), name) for q, name in quantiles]
+    return Plot(title, queries, unit)
+
+
+def by_label(title: str, expression: str, label: str, unit: str = "short") -> Plot:
+    """Show one expression with a line for each value of a label."""
+    return one(title, expression, f"{{{{{label}}}}}", unit)

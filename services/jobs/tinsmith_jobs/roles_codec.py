@@ -1,0 +1,155 @@
+"""The roles and agents of a job: which pods it has, and what is different about them."""
+
+from __future__ import annotations
+
+import re
+
+from tinsmith_jobs.model_codec import read_model
+from tinsmith_jobs.quantities import QuantityError, parse_quantity
+from tinsmith_jobs.spec import (
+    AGENT_PREFIX,
+    COORDINATOR,
+    DRIVER,
+    ENVIRONMENT,
+    FULL,
+    SAMPLER,
+    TRAINER,
+    VLLM,
+    WORKER,
+    Adapter,
+    Agent,
+    Method,
+    Role,
+    Template,
+)
+from tinsmith_jobs.spec_reader import Reader, SpecError
+
+_MAX_REPLICAS = 1024
+_MAX_GPUS = 64
+_MAX_AMOUNT = 2**50
+"""Of a resource, for one pod; a PiB of memory."""
+_ENGINES = ("embedded", VLLM)
+"""The first is the default."""
+_PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
+_AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
+
+
+def read_roles(reader: Reader, method: Method) -> tuple[Role, ...]:
+    """Return the roles of a job, those of agents last; a method that trains has a driver."""
+    found = [
+        read_role(reader.at(kind), kind, kind)
+        for kind in _PLAIN_ROLES
+        if reader.has(kind) and not (kind == DRIVER and method is Method.SERVE)
+    ]
+    if method is not Method.SERVE and not any(role.kind == DRIVER for role in found):
+        found.append(Role(DRIVER, DRIVER, 1))
+    for role in found:
+        if role.kind == DRIVER and role.replicas != 1:
+            raise SpecError("spec.roles.driver.replicas must be 1")
+    for agent in reader.objects("agents"):
+        found += [
+            read_role(agent.at(kind), f"{AGENT_PREFIX}{agent.required('name')}/{kind}", kind)
+            for kind in _AGENT_ROLES
+            if agent.has(kind)
+        ]
+    for role in found:
+        if role.kind == WORKER and not (role.template.image or role.template.command):
+            raise SpecError(f"the {role.name} needs template.image or command")
+    return tuple(found)
+
+
+def read_agents(reader: Reader, adapter: Adapter, *, is_local: bool) -> tuple[Agent, ...]:
+    """Return the agents of a job.
+
+    Args:
+        reader: At `spec.roles`.
+        adapter: Of the job, for what an agent leaves out.
+        is_local: Whether one machine runs the job.
+    """
+    found: list[Agent] = []
+    for agent in reader.objects("agents"):
+        name = agent.required("name")
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?", name):
+            raise SpecError(f"{agent.path}.name may have 16 small letters, digits and - alone")
+        if name in {each.name for each in found}:
+            raise SpecError(f"spec.roles.agents has two of the name {name}")
+        has_own_pods = agent.has(TRAINER) or agent.has(SAMPLER)
+        model = read_model(agent.at("model"), is_local) if agent.has("model") else None
+        if model is not None and not has_own_pods:
+            raise SpecError(
+                f"{agent.path}.model needs a trainer and sampler of the agent's own; without them "
+                "it shares those of the job, which have one model"
+            )
+        found.append(Agent(name, model, read_adapter(agent.at("adapter"), adapter), has_own_pods))
+    return tuple(found)
+
+
+def read_adapter(reader: Reader, default: Adapter) -> Adapter:
+    """Return what is trained; a default for what is left out."""
+    return Adapter(
+        type=reader.choice("type", ("lora", FULL), default.type),
+        rank=reader.number("rank", default.rank, least=1, most=128),
+    )
+
+
+def read_role(reader: Reader, name: str, kind: str) -> Role:
+    """Return one role."""
+    resources = reader.at("resources")
+    default_gpus = 1 if kind in (TRAINER, SAMPLER) else 0
+    return Role(
+        name=name,
+        kind=kind,
+        replicas=reader.number("replicas", 1, least=0, most=_MAX_REPLICAS),
+        gpus=reader.number("gpus", default_gpus, least=0, most=_MAX_GPUS),
+        requests=_amounts(resources, "requests"),
+        limits=_amounts(resources, "limits"),
+        template=_template(reader.at("template")),
+        engine=_engine(reader, kind),
+    )
+
+
+def _engine(reader: Reader, kind: str) -> str:
+    if kind == SAMPLER:
+        return reader.choice("engine", _ENGINES, _ENGINES[0])
+    if reader.has("engine"):
+        raise SpecError(f"{reader.path}.engine is a field of samplers; drop it")
+    return ""
+
+
+def _amounts(reader: Reader, name: str) -> dict[str, str]:
+    found = {}
+    for resource, amount in reader.mapping(name).items():
+        try:
+            if not 0 <= parse_quantity(amount) <= _MAX_AMOUNT:
+                raise QuantityError(f"{amount} is negative, or more than any machine has")
+        except QuantityError as error:
+            raise SpecError(f"{reader.path}.{name}.{resource}: {error}") from error
+        if resource.endswith("/gpu"):
+            raise SpecError(f"{reader.path}.{name} names GPUs; use the field gpus")
+        found[resource] = str(amount)
+    return found
+
+
+def _template(reader: Reader) -> Template:
+    env = []
+    for entry in reader.objects("env"):
+        variable: dict[str, object] = {"name": entry.required("name")}
+        if entry.has("value"):
+            variable["value"] = entry.text("value", longest=32768)
+        source = entry.at("valueFrom")
+        for kind in ("secretKeyRef", "configMapKeyRef"):
+            if source.has(kind):
+                reference = source.at(kind)
+                variable["valueFrom"] = {
+                    kind: {"name": reference.required("name"), "key": reference.required("key")}
+                }
+        env.append(variable)
+    return Template(
+        image=reader.text("image", longest=512),
+        image_pull_policy=reader.choice("imagePullPolicy", ("", "Always", "IfNotPresent", "Never")),
+        command=reader.texts("command"),
+        args=reader.texts("args"),
+        env=tuple(env),
+        labels=reader.texts_by_name("labels"),
+        annotations=reader.texts_by_name("annotations"),
+    )

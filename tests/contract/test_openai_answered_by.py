@@ -1,0 +1,48 @@
+"""Answers of OpenAI's API say which sampler it was, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.fakes.openai_harness import OpenAiRig
+
+BASE_MODEL = "tiny"
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[openai.OpenAI]:
+    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
+    try:
+        rig.start()
+        with rig.client() as client:
+            yield client
+    finally:
+        rig.stop()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("route", ["chat", "completions", "prompts", "responses"])
+def test_an_answer_names_its_sampler(client: openai.OpenAI, route: str, is_streamed: bool) -> None:
+    routes: dict[str, tuple[Any, dict[str, Any]]] = {
+        "chat": (client.chat.completions, {"messages": MESSAGES, "max_tokens": 4}),
+        "completions": (client.completions, {"prompt": "hello", "max_tokens": 4}),
+        "prompts": (client.completions, {"prompt": ["hello", "there"], "max_tokens": 4}),
+        "responses": (client.responses, {"input": "hello", "max_output_tokens": 16}),
+    }
+    resource, arguments = routes[route]
+    create = resource.with_streaming_response.create
+    with create(model=BASE_MODEL, stream=is_streamed, **arguments) as answer:
+        assert answer.headers["x-tinsmith-sampler"].startswith("workers/")
+        assert answer.headers["x-tinsmith-sampler-choice"] == "only_one"
+        assert answer.read()
+
+
+def test_a_refusal_names_no_sampler(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model="none", messages=MESSAGES)
+    assert "x-tinsmith-sampler" not in refused.value.response.headers

@@ -1,0 +1,249 @@
+"""Every method of jobs to its end on a cluster, with data, a hub, stores and resumption."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import Json, TestCluster, path
+from tests.e2e.players import LOOP, PLAYER
+from tests.e2e.training import (
+    MODEL,
+    TINY,
+    TrainingDeployment,
+    claimed_folder,
+    create_secret,
+    process_nodes,
+    training_deployment,
+)
+from tests.fakes.hub import HubMirror, running_hub
+from tests.fakes.s3_server import CREDENTIALS
+from tinsmith_local.tiny_model import build_tiny_model
+
+_TRAINING_S = 420.0
+_POOLED = "pooled"
+_OWN_BUCKET = "own-bucket"
+_HUB_MODEL = "org/tiny"
+_DRIVER: Json = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+_PROCESSOR: Json = {"gpus": 0, "resources": TINY}
+_SMALL_RL: Json = {
+    "num_problems": 2,
+    "group_size": 2,
+    "max_tokens": 2,
+    "num_validation": 2,
+    "num_warmup_steps": 1,
+}
+_EXAMPLES = [
+    {
+        "messages": [
+            {"role": "user", "content": f"say {word}"},
+            {"role": "assistant", "content": word},
+        ]
+    }
+    for word in ("one", "two", "three", "four", "five", "six")
+]
+_PROBLEMS = [{"question": f"{n} + 1 = ?", "answer": f"#### {n + 1}"} for n in range(12)]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Started:
+    """A deployment with jobs that were created together: they train beside each other."""
+
+    deployment: TrainingDeployment
+    hub: HubMirror
+
+    def status(self, job: str) -> Json:
+        """Return the status of a job that has succeeded."""
+        return self.deployment.jobs.wait_phase(job, "Succeeded", timeout_s=_TRAINING_S)
+
+
+@pytest.fixture(scope="module")
+def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """All jobs of this module but those that go on from others."""
+    folder = tmp_path_factory.mktemp("methods")
+    with (
+        process_nodes(cluster, "methods"),
+        cluster.namespace() as namespace,
+        training_deployment(cluster, namespace, folder) as deployment,
+    ):
+        models = build_tiny_model(folder / MODEL)
+        with running_hub({_HUB_MODEL: models}) as hub:
+            _provide_data(cluster, namespace)
+            deployment.store.create_bucket(_OWN_BUCKET)
+            create_secret(cluster, namespace, "own-bucket", CREDENTIALS)
+            create_secret(cluster, namespace, "hub-token", {"token": "hf_of_a_test"})
+            shared = {"model": _model(_POOLED), "trainer": _PROCESSOR, "sampler": _PROCESSOR}
+            deployment.jobs.create("shared", shared, kind="TrainerPool")
+            for name, spec in _jobs(deployment, hub).items():
+                deployment.jobs.create(name, spec)
+            yield Started(deployment, hub)
+
+
+def _provide_data(cluster: TestCluster, namespace: str) -> None:
+    examples = "".join(f"{json.dumps(line)}\n" for line in _EXAMPLES)
+    content = {"metadata": {"name": "examples"}, "data": {"train.jsonl": examples}}
+    cluster.api.create(path("v1", "configmaps", namespace), content)
+    problems = claimed_folder(cluster, namespace, "datasets") / "problems.jsonl"
+    problems.parent.mkdir(parents=True, exist_ok=True)
+    problems.write_text("".join(f"{json.dumps(line)}\n" for line in _PROBLEMS))
+
+
+def _model(name: str = MODEL) -> Json:
+    return {"name": name, "source": f"pvc://models/{MODEL}"}
+
+
+def _job(method: str, *, steps: int = 2, **further: Any) -> Json:
+    """Return a job of a pool; `parameters` and what the spec has besides are further."""
+    parameters = further.pop("parameters", {})
+    return {
+        "poolRef": {"name": "shared"},
+        "adapter": {"rank": 4},
+        "method": {"type": method, "maxSteps": steps, "parameters": parameters},
+        "roles": {"driver": _DRIVER},
+        **further,
+    }
+
+
+def _own(method: str, roles: Json, **further: Any) -> Json:
+    """Return a job with trainers and samplers of its own."""
+    spec = _job(method, **further)
+    del spec["poolRef"]
+    return {"model": _model(), **spec, "roles": {"driver": _DRIVER, **roles}}
+
+
+def _jobs(deployment: TrainingDeployment, hub: HubMirror) -> dict[str, Json]:
+    loop = [sys.executable, "-c", LOOP.format(model=_POOLED)]
+    player = {"template": {"command": [sys.executable, "-c", PLAYER]}, **_DRIVER}
+    mirrored = {"env": [{"name": "HF_ENDPOINT", "value": hub.endpoint}]}
+    return {
+        "grpo": _job("rl", parameters=_SMALL_RL),
+        "ppo": _job(
+            "rl",
+            parameters={**_SMALL_RL, "loss": "ppo"},
+            data={"pvc": "datasets/problems.jsonl"},
+        ),
+        "self-play": _job(
+            "self_play",
+            parameters={
+                "data": "kuhn",
+                "num_imitation_steps": 1,
+                "num_games": 4,
+                "num_validation": 2,
+                "max_tokens": 4,
+            },
+        ),
+        "examples": _job(
+            "supervised",
+            steps=4,
+            parameters={"batch_size": 2},
+            data={"configMapRef": {"name": "examples", "key": "train.jsonl"}},
+        ),
+        "own-loop": _job("custom", roles={"driver": {**_DRIVER, "template": {"command": loop}}}),
+        "environment": _own(
+            "rl",
+            {
+                "trainer": _PROCESSOR,
+                "sampler": _PROCESSOR,
+                "environment": {"replicas": 2, "resources": _DRIVER["resources"]},
+            },
+            parameters={**_SMALL_RL, "environment": "guessing"},
+        ),
+        "episodes": _own(
+            "rl_episodes",
+            {
+                "trainer": _PROCESSOR,
+                "sampler": _PROCESSOR,
+                "coordinator": {"resources": _DRIVER["resources"]},
+                "agents": [{"name": "player", "worker": {"replicas": 2, **player}}],
+            },
+            parameters={"num_tasks": 2, "group_size": 2, "num_validation": 2},
+        ),
+        "hub": _own(
+            "supervised",
+            {"trainer": {**_PROCESSOR, "template": mirrored}},
+            model={
+                "name": "from-hub",
+                "source": f"hf://{_HUB_MODEL}",
+                "hubTokenSecretRef": {"name": "hub-token"},
+            },
+            parameters={"batch_size": 2},
+            data={"name": "pig_latin"},
+            checkpoint={
+                "uri": deployment.store.uri(_OWN_BUCKET, "of-a-job"),
+                "secretRef": {"name": "own-bucket"},
+            },
+        ),
+    }
+
+
+@pytest.mark.parametrize("job", ["grpo", "ppo", "self-play", "environment", "episodes"])
+def test_a_method_that_samples_trains_to_its_end(started: Started, job: str) -> None:
+    status = started.status(job)
+
+    assert status["progress"]["summary"] == "2/2"
+    metrics = {entry["name"] for entry in status["progress"]["metrics"]}
+    assert "reward" in metrics
+    with started.deployment.client() as client:
+        name = status["checkpoint"]["final"]["name"]
+        assert client.checkpoints.get(name).name == name
+
+
+def test_pods_of_environments_and_coordinators_are_those_of_the_job(started: Started) -> None:
+    roles = {
+        job: {entry["name"]: entry["desired"] for entry in started.status(job)["roleStatuses"]}
+        for job in ("environment", "episodes")
+    }
+    assert roles["environment"] == {"trainer": 1, "sampler": 1, "environment": 2, "driver": 1}
+    assert roles["episodes"] == {
+        "trainer": 1,
+        "sampler": 1,
+        "coordinator": 1,
+        "driver": 1,
+        "agent/player/worker": 2,
+    }
+
+
+def test_a_loop_of_ones_own_reports_and_leaves_its_checkpoint(started: Started) -> None:
+    status = started.status("own-loop")
+
+    assert status["progress"]["summary"] == "3/3"
+    assert status["checkpoint"]["final"]["name"].endswith("/checkpoints/mine")
+
+
+def test_a_model_of_the_hub_is_fetched_and_trained_into_a_bucket_of_ones_own(
+    started: Started,
+) -> None:
+    status = started.status("hub")
+
+    assert f"{_HUB_MODEL}/model.safetensors" in started.hub.served
+    run = status["progress"]["run"]
+    kept = started.deployment.store.keys(_OWN_BUCKET)
+    assert [key for key in kept if key.startswith(f"of-a-job/{run}/checkpoints/training/final-")]
+
+
+def test_a_job_begins_with_the_checkpoint_of_another(started: Started) -> None:
+    first = started.status("examples")["checkpoint"]["final"]["name"]
+    jobs = started.deployment.jobs
+    further = _job(
+        "supervised",
+        steps=2,
+        parameters={"batch_size": 2},
+        data={"configMapRef": {"name": "examples", "key": "train.jsonl"}},
+        checkpoint={"resumeFrom": first, "finalName": "second-round"},
+    )
+    jobs.create("resumed", further)
+
+    final = started.status("resumed")["checkpoint"]["final"]["name"]
+
+    assert final.endswith("/checkpoints/second-round")
+    with started.deployment.client() as client:
+        # Steps of the optimizer go on; the new run counts its own.
+        assert client.checkpoints.get(final).base_model == _POOLED
+    assert started.deployment.weights(final) != started.deployment.weights(first)

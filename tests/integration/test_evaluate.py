@@ -1,0 +1,132 @@
+"""Playing without a gradient: the recipe, the library call, and validation of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.servers import Deployment
+
+import tinsmith
+from tinsmith.recipes import evaluate, rl
+from tinsmith.rollouts import EnvironmentTask, RolloutConfig
+from tinsmith.types import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def client(embedded: Deployment) -> Iterator[tinsmith.Client]:
+    with embedded.client() as client:
+        yield client
+
+
+def test_play_is_the_same_in_the_client_and_on_the_server(client: tinsmith.Client) -> None:
+    sampler = client.create_sampler(base_model="tiny")
+    params = SamplingParams(temperature=0.0, seed=1)
+    both = [
+        client.environments.play(
+            "guessing",
+            sampler=sampler,
+            seeds=[1, EnvironmentTask(2, {"high": 9})],
+            config=RolloutConfig(max_turns=2, max_tokens_per_turn=4),
+            params=params,
+            rollouts=place,
+        )
+        for place in ("client", "server")
+    ]
+    tokens = [
+        [each.trajectories[0].samples[0].tokens.tolist() for each in result.groups]
+        for result in both
+    ]
+    assert tokens[0] == tokens[1]
+    with pytest.raises(tinsmith.ConfigurationError, match="rollouts is 'moon'"):
+        client.environments.play("guessing", sampler=sampler, rollouts="moon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["client", "server"])
+def test_evaluate_writes_metrics_with_an_interval(
+    client: tinsmith.Client, tmp_path: Path, place: str
+) -> None:
+    run = client.create_lora_training_run("tiny", rank=2)
+    saved = run.save_weights_for_sampler("evaluated").result()
+    config = evaluate.Config(
+        checkpoint=saved.name,
+        environment="guessing",
+        environment_config='{"max_turns": 2}',
+        rollouts=place,
+        num_validation=4,
+        output_dir=tmp_path / "out",
+    )
+    summary = evaluate.main(config, client)
+    assert summary.num_tasks == 4
+    assert summary.reward_low <= summary.reward <= summary.reward_high
+    [row] = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
+    assert row["validation"] == row["reward"] == summary.reward
+    with pytest.raises(tinsmith.ConfigurationError, match="holds results already"):
+        evaluate.main(config, client)
+
+
+def test_evaluate_scores_the_held_out_part_of_data(client: tinsmith.Client, tmp_path: Path) -> None:
+    config = evaluate.Config(base_model="tiny", num_validation=5, output_dir=tmp_path)
+    summary = evaluate.main(config, client)
+    assert (summary.num_tasks, summary.is_success) == (5, 0.0)
+
+
+def test_evaluate_takes_a_score_of_ones_own(client: tinsmith.Client, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def score(row, completion):\n    return row['worth']\n")
+    rows = [{"prompt": str(number), "worth": number / 10} for number in range(11)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = evaluate.Config(
+        base_model="tiny",
+        data=str(tmp_path / "data.jsonl"),
+        reward=f"{tmp_path / 'my.py'}:score",
+        output_dir=tmp_path / "out",
+    )
+    # The rows 0, 5 and 10 are held out, and each is scored once.
+    assert evaluate.main(config, client).num_tasks == 3
+    rewards = json.loads((tmp_path / "out/rewards.json").read_text())["rewards"]
+    assert sorted(rewards) == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        pytest.param({}, "one source", id="nothing"),
+        pytest.param({"base_model": "tiny", "environment": "chess"}, "chess", id="unknown"),
+        pytest.param(
+            {"base_model": "tiny", "environment": "guessing", "environment_config": "[1]"},
+            "environment_config",
+            id="settings",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
+    client: tinsmith.Client, tmp_path: Path, settings: dict[str, str], problem: str
+) -> None:
+    config = evaluate.Config(**settings, output_dir=tmp_path / "out")
+    with pytest.raises(tinsmith.ConfigurationError, match=problem):
+        evaluate.main(config, client)
+    assert not (tmp_path / "out").exists()
+
+
+def test_validation_may_be_another_environment(client: tinsmith.Client, tmp_path: Path) -> None:
+    config = rl.Config(
+        environment="guessing",
+        environment_config='{"shaping": 0.5, "max_turns": 2}',
+        validation_environment="math",
+        rollouts="server",
+        rank=2,
+        num_steps=1,
+        num_problems=2,
+        group_size=2,
+        num_validation=3,
+        output_dir=tmp_path,
+    )
+    summary = rl.main(config, client)
+    assert summary.num_validation == 3
+    with pytest.raises(tinsmith.ConfigurationError, match="no environment chess"):
+        rl.main(
+            rl.Config(environment="guessing", validation_environment="chess", output_dir=tmp_path),
+            client,
+        )

@@ -1,0 +1,91 @@
+"""Two policies play each other, each learns from its side, and a run goes on with equal bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from tests.integration.servers import Deployment
+from tests.integration.test_recipes import weights_sha256
+
+import tinsmith
+from tinsmith.recipes import match
+from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
+from tinsmith.recipes.reinforcement import Summary
+
+CONFIG = match.Config(
+    data="kuhn",
+    adapter="full",
+    imitation_learning_rate=3e-3,
+    learning_rate=3e-4,
+    num_imitation_steps=24,
+    num_steps=29,
+    num_games=8,
+    num_validation=8,
+    save_every=26,
+    max_tokens=4,
+)
+
+
+def test_both_policies_of_an_interrupted_match_go_on_with_the_same_bits(
+    embedded: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = RunLog.add
+
+    def interrupt_after(log: RunLog, step: int, metrics: dict[str, float]) -> None:
+        add(log, step, metrics)
+        if step == 27:
+            raise KeyboardInterrupt
+
+    def hashes(client: tinsmith.Client, summaries: list[Summary]) -> list[str]:
+        return [weights_sha256(client, summary.checkpoint) for summary in summaries]
+
+    with embedded.client() as client:
+        calm = match.main(dataclasses.replace(CONFIG, output_dir=tmp_path / "a"), client)
+        config = dataclasses.replace(CONFIG, output_dir=tmp_path / "b")
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLog, "add", interrupt_after)
+            with pytest.raises(KeyboardInterrupt):
+                match.main(config, client)
+        resumed = match.main(config, client)
+        first, second = hashes(client, calm)
+        assert first != second, "each has weights of its own"
+        assert hashes(client, resumed) == [first, second]
+        assert not [each for each in client.matches.list() if each.is_open]
+
+    rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    for agent in ("black", "white"):
+        assert rows[23][f"{agent}/imitation_loss"] < rows[0][f"{agent}/imitation_loss"] / 3
+        assert all(row[f"{agent}/mismatch"] == 0.0 for row in rows[24:])
+    # A game that one side forfeits at its first move is none of the other side's.
+    whole = [row for row in rows[24:] if row["black/lost"] == row["white/lost"] == 0.0]
+    assert all(row["black/reward"] == -row["white/reward"] for row in whole), "zero-sum"
+    assert all(row["black/trained"] + row["black/lost"] == CONFIG.num_games for row in rows[24:])
+    kept = json.loads((tmp_path / "a" / "opponents.json").read_text())[-1]
+    assert kept["partners"]["white"]["checkpoint"] == calm[1].checkpoint
+    assert set(kept["baselines"]) == {"black", "white"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"data": "chess"}, "there is no game 'chess'"),
+        ({"agents": "black"}, "gomoku is a game of 2 agents, not of 1"),
+        ({"agents": "a,b,c"}, "gomoku is a game of 2 agents, not of 3"),
+        ({"agents": "black,black"}, "agents is 'black,black'"),
+        ({"agents": "black,"}, "agents is 'black,'"),
+        ({"validation_opponent": "honest"}, "validation_opponent is 'honest'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_a_run_begins(
+    embedded: Deployment, tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    config = dataclasses.replace(match.Config(output_dir=tmp_path / "new"), **changes)
+    with embedded.client() as client:
+        num_runs = len(client.runs.list())
+        with pytest.raises(tinsmith.ConfigurationError, match=problem):
+            match.main(config, client)
+        assert len(client.runs.list()) == num_runs
+    assert not (tmp_path / "new").exists()

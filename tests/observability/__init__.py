@@ -1,0 +1,1 @@
+"""Tests with a real Prometheus or its checker of rules, from Debian's package `prometheus`."""
