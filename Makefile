@@ -5,9 +5,13 @@ BIN := $(VENV)/bin
 TORCH_INDEX_URL ?=
 HASHED := $(BIN)/pip install -q --disable-pip-version-check --require-hashes
 # Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
+# Files stay whole, so that a test has the same neighbours in every run.
 TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
+TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
+# Where mypy keeps what it knows; /dev/null checks everything anew.
+MYPY_CACHE ?= .mypy_cache
 SEEDS ?= 0
 KILLS ?= 8
 SAMPLER_KILLS ?= 50
@@ -33,7 +37,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv lock demo test test-clients test-cluster test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv lock demo demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine test-clients test-cluster test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
 	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos kill-samplers fuzz bench bench-real bench-sampler bench-samplers bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
@@ -71,8 +75,17 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
 		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
 
-test: venv ## Run the unit, contract and integration tests
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST)
+demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
+	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
+
+gate: venv ## Run the tests of what must never break: quick, repeatable, no network (6 minutes)
+	$(PYTEST) -m gate
+
+test: gate ## The same
+
+test-processes test-heavy test-learning test-timing test-quarantine: test-%: venv
+	$(PYTEST) -m $*
+
 
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
@@ -103,9 +116,9 @@ test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, agai
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
+	$(PYTEST) tests/unit
 
-verify: lint types proto-check manifests-check thin-client test ## Run every check that CI runs but chaos and demo
+verify: lint types proto-check manifests-check demo-smoke test ## Run every check that CI runs
 
 lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
@@ -124,7 +137,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py clients/python/generate_forms.py
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -178,7 +191,7 @@ test-images: venv ## Run the install and entry lines of the images without torch
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py
 
 attack: venv ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) $(addprefix tests/, \
+	$(PYTEST) $(addprefix tests/, \
 		integration/test_authorization_matrix.py contract/test_scheduler_pod_identity.py \
 		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
 		unit/controller/test_controller_trust.py unit/environment/test_environment_attacks.py \
