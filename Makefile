@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 TORCH_INDEX_URL ?=
 HASHED := $(BIN)/pip install -q --disable-pip-version-check --require-hashes
 # Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
+# Files stay whole, so that a test has the same neighbours in every run.
 TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
 JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py samples.py)
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
+TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
+# Where mypy keeps what it knows; /dev/null checks everything anew.
+MYPY_CACHE ?= .mypy_cache
 SEEDS ?= 0
 KILLS ?= 8
 SAMPLER_KILLS ?= 50
@@ -36,7 +40,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo test test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment bench-controller bench-gpu thin-client audit release clean
@@ -76,8 +80,17 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
 		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
 
-test: venv ## Run the unit, contract and integration tests
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST)
+demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
+	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
+
+gate: venv ## Run the tests of what must never break: quick, repeatable, no network (6 minutes)
+	$(PYTEST) -m gate
+
+test: gate ## The same
+
+test-processes test-heavy test-learning test-timing test-quarantine: test-%: venv
+	$(PYTEST) -m $*
+
 
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
@@ -120,9 +133,9 @@ test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, agai
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
+	$(PYTEST) tests/unit
 
-verify: lint types proto-check manifests-check page-check thin-client test ## Run every check that CI runs but chaos and demo
+verify: lint types proto-check manifests-check page-check demo-smoke test ## Run every check that CI runs
 
 lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
@@ -143,7 +156,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/references.py docs/hooks.py clients/python/generate_forms.py
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/references.py docs/hooks.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -238,7 +251,7 @@ test-node: venv ## Install the chart and train on a real kubelet and containerd,
 	TORCH_INDEX_URL=$(TORCH_INDEX_URL) OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.node
 
 exactness: venv ## Mix 1,200 batches of several tenants: each gets the bits that it gets alone (20 minutes)
-	TINSMITH_TEST_MIXES=10 OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit/engine/test_exactness.py
+	TINSMITH_TEST_MIXES=10 $(PYTEST) tests/unit/engine/test_exactness.py
 
 test-images: venv ## Run the install and entry lines of the images without torch, without a container engine
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py
@@ -249,7 +262,7 @@ bubblewrap:
 		{ echo "bubblewrap is missing; on Debian and Ubuntu: apt-get install bubblewrap"; exit 1; }
 
 attack: venv bubblewrap ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
-	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) $(addprefix tests/, \
+	$(PYTEST) $(addprefix tests/, \
 		integration/test_authorization_matrix.py contract/test_scheduler_pod_identity.py \
 		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
 		unit/controller/test_controller_trust.py unit/environment/test_environment_attacks.py \

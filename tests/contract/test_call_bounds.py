@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -14,18 +15,30 @@ from google.longrunning import operations_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fakes.gateway_harness import RUN, TIMEOUT_S, refusal
 from tests.fakes.scheduler import FakeScheduler, bearer
-from tests.support.metrics import metric
 from tests.support.pod_keys import POD_KEY, credentials
 from tests.support.wait import eventually
 
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
-from tinsmith_runtime.rpc.auth import Authenticator
+from tinsmith_runtime.rpc.auth import Authenticator, Caller
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 PATH = "/tinsmith.v1.TrainerService/GetRunStatus"
 SMALL = 1000
 STATUS = trainer_pb2.GetRunStatusRequest(run=RUN).SerializeToString()
+
+
+class CountingAuthenticator(Authenticator):
+    """Counts the calls of each project that got past it."""
+
+    def __init__(self, verifier: FakeScheduler, *, roots: Sequence[str]) -> None:
+        super().__init__(verifier, roots=roots)
+        self.num_calls: Counter[str] = Counter()
+
+    async def authenticate(self, authorization: str | None) -> Caller:
+        caller = await super().authenticate(authorization)
+        self.num_calls[caller.project] += 1
+        return caller
 
 
 class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -37,10 +50,11 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.other = self.keys.new_key("q")
         self.hold = asyncio.Event()
         self.num_entered = 0
+        self.authenticator = CountingAuthenticator(self.keys, roots=[POD_KEY])
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1, **settings),
             domain="trainer.tinsmith",
-            authenticator=Authenticator(self.keys, roots=[POD_KEY]),
+            authenticator=self.authenticator,
         )
         self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
         self.channel: grpc.aio.Channel
@@ -157,7 +171,7 @@ async def test_requests_that_do_not_arrive_hold_up_their_own_project_alone() -> 
             pod.channel.stream_stream(PATH)(metadata=bearer(pod.key), timeout=TIMEOUT_S)
             for _ in range(8)
         ]
-        await eventually(lambda: metric("tinsmith_rpc_requests_in_flight") == 8)
+        await eventually(lambda: pod.authenticator.num_calls["p"] == 8)
         waiting = asyncio.ensure_future(pod.call())
         for _ in range(20):
             await pod.call(key=pod.other)

@@ -252,6 +252,7 @@ async def test_what_a_deleted_run_left_goes_when_the_store_is_back(
         await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
     assert direct.list_folder(run.name)
     await rig.restart(checkpoint_sweep_interval_s=0.1)
+    # The trainer sweeps in the background once it serves.
     await eventually(lambda: not direct.list_folder(run.name))
 
 

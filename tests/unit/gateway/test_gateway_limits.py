@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -80,9 +82,10 @@ def test_zero_sets_no_limit() -> None:
             max_requests_per_key=0, max_waits_per_key=0, max_bytes_per_key=0, max_tokens_per_key=0
         )
     )
-    for _ in range(1000):
-        limits.admit("a", 10**12).add_tokens(10**12)
-        limits.admit("a", is_wait=True)
+    with contextlib.ExitStack() as admitted:
+        for _ in range(1000):
+            admitted.enter_context(limits.admit("a", 10**12)).add_tokens(10**12)
+            admitted.enter_context(limits.admit("a", is_wait=True))
 
 
 def test_negative_limits_are_refused() -> None:
@@ -100,18 +103,18 @@ def test_a_failure_releases() -> None:
 def test_the_delay_follows_the_rate_of_ends() -> None:
     now_s = 0.0
     limits = Limits(LimitSettings(max_requests_per_key=2), clock=lambda: now_s)
-    limits.admit("a")
-    for _ in range(5):
-        with limits.admit("a"):
-            now_s += 3.0
-    with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
-        limits.admit("a")
-    assert caught.value.retry_after_s == 3.0
-    # Nothing has ended for long: the next end is likely far.
-    now_s += 40.0
-    with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
-        limits.admit("a")
-    assert caught.value.retry_after_s == 10.4
+    with limits.admit("a"):
+        for _ in range(5):
+            with limits.admit("a"):
+                now_s += 3.0
+        with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
+            limits.admit("a")
+        assert caught.value.retry_after_s == 3.0
+        # Nothing has ended for long: the next end is likely far.
+        now_s += 40.0
+        with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
+            limits.admit("a")
+        assert caught.value.retry_after_s == 10.4
 
 
 class AnyOrder(RuleBasedStateMachine):
