@@ -13,6 +13,12 @@ TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=pas
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
 # Where mypy keeps what it knows; /dev/null checks everything anew.
 MYPY_CACHE ?= .mypy_cache
+# Of `make flakes`.
+RUNS ?= 5
+LOAD ?= 3
+FLAKES_SEED ?= 0
+TESTS ?=
+SUITES ?=
 SEEDS ?= 0
 KILLS ?= 8
 SAMPLER_KILLS ?= 50
@@ -40,7 +46,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment bench-controller bench-gpu thin-client audit release clean
@@ -79,6 +85,9 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
 		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
+
+demo-verdict: venv ## The demo, which fails if the model did not learn; SEEDS="0 1 2"
+	$(BIN)/python -m tinsmith_local.demo --verdict --seeds $(SEEDS)
 
 demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
 	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
@@ -129,11 +138,17 @@ test-guides: venv ## Run the commands of the documentation and compare what they
 
 venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients of OpenAI's API (2 minutes, 3 GB)
 
+flakes: venv ## Run TESTS (the gate's) RUNS times in other orders beside LOAD busy processes; name what fails
+	$(TEST_ENV) $(BIN)/python -m tests.flakes --runs $(RUNS) --load $(LOAD) --seed $(FLAKES_SEED) $(TESTS)
+
 test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, against a server (2 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone
 	$(PYTEST) tests/unit
+
+verify-all: venv ## Run every suite to its end, SUITES="chaos vllm" some of them, and write docs/verification.md (2 hours)
+	$(BIN)/python -m tests.verification $(SUITES)
 
 verify: lint types proto-check manifests-check page-check demo-smoke test ## Run every check that CI runs
 

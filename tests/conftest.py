@@ -1,5 +1,6 @@
 """Fixtures and settings of all tests."""
 
+import random
 import shutil
 import signal
 import tempfile
@@ -27,6 +28,12 @@ UNUSED_LINES = pytest.StashKey[list[str]]()
 _MEMORY = Path("/dev/shm")
 _MIN_MEMORY_BYTES = 4 * 2**30
 _own_basetemp = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--order-seed", type=int, help="run files, and tests in them, in another order"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +64,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if tier is not None:
             item.add_marker(tier)
     config.stash[UNUSED_LINES] = tiers.unused_lines(item.nodeid for item in items)
+    seed = config.option.order_seed
+    if seed is not None:
+        _shuffle(items, random.Random(seed))
     if not config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker(QUARANTINE)]
         items[:] = [item for item in items if not item.get_closest_marker(QUARANTINE)]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _shuffle(items: list[pytest.Item], numbers: random.Random) -> None:
+    """Change the order of files, and of tests within each file."""
+    places = {file: numbers.random() for file in sorted({item.path for item in items})}
+    order = {item.nodeid: numbers.random() for item in items}
+    items.sort(key=lambda item: (places[item.path], order[item.nodeid]))

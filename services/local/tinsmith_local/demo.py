@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from tinsmith_local.tiny_model import build_tiny_model
 TINY = "tiny"
 WARM = "tiny-warm"
 
+_RL = "RL, seed"
+
 _console = Console(highlight=False)
 
 
@@ -47,6 +50,21 @@ class Row:
     after: float
     note: str
     seconds: float
+    gain_lower: float
+    """What must be above zero for something to have been learnt."""
+
+
+def unlearnt(rows: Sequence[Row]) -> list[str]:
+    """Return what was not learnt: a part that got no better, or most seeds of the RL runs.
+
+    A gain of RL counts if its 95 % interval lies above zero. One seed of three may miss.
+    """
+    rl_rows = [row for row in rows if row.what.startswith(_RL)]
+    missing = [row.what for row in rows if row not in rl_rows and not row.gain_lower > 0]
+    num_gained = sum(row.gain_lower > 0 for row in rl_rows)
+    if 2 * num_gained <= len(rl_rows):
+        missing.append(f"reinforcement learning: {num_gained} of {len(rl_rows)} seeds gained")
+    return missing
 
 
 def main() -> int:
@@ -69,7 +87,11 @@ def main() -> int:
         _console.print(f"error: {error}", style="red", markup=False)
         return 1
     _print_table(rows, output, time.monotonic() - begin_s)
-    return 0
+    if arguments.model or arguments.data:
+        return 0
+    missing = unlearnt(rows)
+    _console.print(f"not learnt: {'; '.join(missing)}" if missing else "all of it was learnt")
+    return 1 if missing and arguments.verdict else 0
 
 
 def _run_tiny(arguments: argparse.Namespace, output: Path, work: Path) -> list[Row]:
@@ -171,23 +193,28 @@ def _reinforce(
         summary = rl.main(settings, client)
         rows.append(
             Row(
-                f"RL, seed {seed}: {summary.num_validation} unseen problems",
+                f"{_RL} {seed}: {summary.num_validation} unseen problems",
                 summary.before,
                 summary.after,
                 f"gain ≥ {summary.gain_lower_95:.3f} (95 %)",
                 time.monotonic() - begin_s,
+                summary.gain_lower_95,
             )
         )
     return rows
 
 
 def _row(what: str, summary: supervised.Summary, metric: str, begin_s: float) -> Row:
+    before, after = (
+        scores.metrics.get(metric, float("nan")) for scores in (summary.before, summary.after)
+    )
     return Row(
         what,
-        summary.before.metrics.get(metric, float("nan")),
-        summary.after.metrics.get(metric, float("nan")),
+        before,
+        after,
         f"loss {summary.losses[0]:.2f} → {summary.losses[-1]:.2f}" if summary.losses else "",
         time.monotonic() - begin_s,
+        after - before,
     )
 
 
@@ -236,6 +263,9 @@ def _holds_problems(path: Path) -> bool:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the RL runs")
+    parser.add_argument(
+        "--verdict", action="store_true", help="end with 1 if the made model did not learn"
+    )
     parser.add_argument("--model", help="a Hugging Face directory or hub id")
     parser.add_argument("--data", type=Path, help="a JSONL file of conversations or problems")
     parser.add_argument("--output", type=Path, default=Path("demo"))
