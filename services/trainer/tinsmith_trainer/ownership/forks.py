@@ -69,8 +69,9 @@ class Forks:
         Raises:
             AbortedError: If the run has operations that are not those of the source.
         """
-        history = await self._ledger.history(run, BOUNDARY_KINDS)
+        # What waits is read first: what ends in between is then in one of the two, or in both.
         point = await self._ledger.resume_point(run)
+        history = await self._ledger.history(run, BOUNDARY_KINDS)
         if history is None or (point.next_sequence_number == 1 and not point.pending):
             return None
         waiting = [operation.sequence_number for operation in point.pending]
