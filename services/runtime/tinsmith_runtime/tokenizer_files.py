@@ -10,7 +10,14 @@ from pathlib import Path
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ModelNotFoundError
 
-_FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_FILE_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+_PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where processors of models that read images once kept the template."""
 
 
 def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
@@ -18,11 +25,13 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
 
     The digest is the SHA-256 over the sorted names and contents; empty without a `tokenizer.json`.
     """
-    files = {
-        name: (directory / name).read_bytes()
-        for name in _FILE_NAMES
-        if (directory / name).is_file()
-    }
+    paths = (directory / name for name in _FILE_NAMES)
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    old = directory / _PROCESSOR_TEMPLATE
+    if "chat_template.jinja" not in files and old.is_file():
+        source = json.loads(old.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(source, str):
+            files["chat_template.jinja"] = source.encode()
     if "tokenizer.json" not in files:
         return scheduler_pb2.Tokenizer()
     return scheduler_pb2.Tokenizer(digest=digest_of(files), files=files)

@@ -30,6 +30,8 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+_TEMPLATE_FILES = {_DEFAULT: "chat_template.jinja", _TOOL_USE: "tool_use.jinja"}
 _IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
 """What templates write for an image, where the files do not say it."""
 
@@ -38,13 +40,19 @@ class Tokenizer:
     """Text to token ids and back, and conversations to prompts.
 
     Args:
-        files: `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja`.
+        files: `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja` and
+            `tool_use.jinja`, the template of conversations with tools.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+        # What a trainer's call left behind: it would cut or fill every text in silence.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        self._template_file = files.get("chat_template.jinja")
+        self._template_files = {
+            name: files[path] for name, path in _TEMPLATE_FILES.items() if path in files
+        }
 
     @property
     def vocab_size(self) -> int:
@@ -101,21 +109,43 @@ class Tokenizer:
         ids = [int(token) for token in tokens]
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    @cached_property
+    @property
     def chat_template(self) -> str | None:
         """The source of the chat template; None if the model has none."""
-        if self._template_file is not None:
-            return self._template_file.decode()
-        source = self._config.get("chat_template")
-        if isinstance(source, list):
-            source = {entry["name"]: entry["template"] for entry in source}
-        if isinstance(source, dict):
-            source = source.get("default") or next(iter(source.values()), None)
-        return source if isinstance(source, str) else None
+        return self._template_sources.get(_DEFAULT)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template of conversations with tools; None if the model has none."""
+        return self._template_sources.get(_TOOL_USE, self.chat_template)
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate | None:
-        return None if self.chat_template is None else ChatTemplate(self.chat_template)
+    def _template_sources(self) -> dict[str, str]:
+        """Templates by name: of the settings, or of files of their own, which go before."""
+        given = self._config.get("chat_template")
+        if isinstance(given, str):
+            given = {_DEFAULT: given}
+        elif isinstance(given, list):
+            given = {entry["name"]: entry["template"] for entry in given}
+        sources = {
+            name: source
+            for name, source in (given if isinstance(given, dict) else {}).items()
+            if isinstance(source, str)
+        }
+        for name, content in self._template_files.items():
+            sources[name] = content.decode()
+        if sources and _DEFAULT not in sources:
+            sources[_DEFAULT] = next(iter(sources.values()))
+        return sources
+
+    @cached_property
+    def _templates(self) -> dict[str, ChatTemplate]:
+        reads_images = self.image_token_id is not None
+        return {
+            name: ChatTemplate(source, variables=self.special_tokens, reads_images=reads_images)
+            for name, source in self._template_sources.items()
+            if name in (_DEFAULT, _TOOL_USE)
+        }
 
     def render_chat_template(
         self,
@@ -135,16 +165,18 @@ class Tokenizer:
 
         Raises:
             FailedPreconditionError: If the model has no chat template.
+            InvalidArgumentError: If the template refuses the conversation, or a text of it leaves
+                no trace; names the message.
         """
-        if self._chat_template is None:
+        if not self._templates:
             raise FailedPreconditionError(
                 "the base model has no chat template", remedy="build the prompt with encode()"
             )
-        return self._chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables={**self.special_tokens, **variables},
+        template = self._templates[_DEFAULT]
+        if tools:
+            template = self._templates.get(_TOOL_USE, template)
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
     def apply_chat_template(

@@ -21,6 +21,10 @@ class ChatTokenizer(Protocol):
         """The source of the chat template; None if the model has none."""
 
     @property
+    def tool_template(self) -> str | None:
+        """The source of the template of conversations with tools; None if the model has none."""
+
+    @property
     def image_token(self) -> int | None:
         """The placeholder of an image; None if the model reads none."""
 
@@ -95,6 +99,11 @@ class ModelTokenizer:
     def chat_template(self) -> str | None:
         """See `ChatTokenizer`."""
         return self.tokenizer.chat_template
+
+    @property
+    def tool_template(self) -> str | None:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.tool_template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """See `ChatTokenizer`."""
