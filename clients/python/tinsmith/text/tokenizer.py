@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from tinsmith.errors import FailedPreconditionError
+from tinsmith.errors import FailedPreconditionError, InvalidArgumentError
 from tinsmith.settings import cache_dir
 from tinsmith.text.chat_template import ChatTemplate
 
@@ -32,6 +32,7 @@ _SPECIAL_TOKENS = (
 )
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 _TEMPLATE_FILES = {_DEFAULT: "chat_template.jinja", _TOOL_USE: "tool_use.jinja"}
+_PLACEHOLDER = "TinsmithTurnPlaceholder"
 _IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
 """What templates write for an image, where the files do not say it."""
 
@@ -93,6 +94,29 @@ class Tokenizer:
             if isinstance(value, str):
                 found[role] = value
         return found
+
+    @cached_property
+    def turn_ends(self) -> tuple[str, ...]:
+        """Special tokens that end an answer: of a text, and of a turn of the chat template."""
+        ends = dict.fromkeys(filter(None, [self.special_tokens.get("eos_token")]))
+        if self._template_sources and (end := self._turn_end()) is not None:
+            ends[end] = None
+        return tuple(ends)
+
+    def _turn_end(self) -> str | None:
+        """Return the first special token behind an answer; None if the template writes none."""
+        turn = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": _PLACEHOLDER},
+        ]
+        try:
+            _, _, ending = self.render_chat_template(turn).rpartition(_PLACEHOLDER)
+        except InvalidArgumentError:
+            return None
+        for token in self.encode(ending, add_special_tokens=False):
+            if not self.decode([token], skip_special_tokens=True):
+                return self.decode([token])
+        return None
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if it is unknown."""
