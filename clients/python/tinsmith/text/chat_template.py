@@ -48,7 +48,13 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidArgumentError(
+                f"the chat template of the model cannot be read: {error}",
+                remedy="correct the template, or build prompts with encode()",
+            ) from error
         self._variables = _plain(dict(variables))
         self._forms = TemplateForms(self._render_as_it_is, reads_images=reads_images)
 

@@ -260,6 +260,7 @@ class ConversationTask:
             f"{len(trained)} conversations of {path}, {len(held_out) or 'none'} held out"
             + _told_layouts([conversation for conversation, _ in kept])
             + (f", {len(rendered) - len(kept)} too long" if len(kept) < len(rendered) else "")
+            + _told_end(tokenizer)
         )
 
     def batch(self, step: int) -> list[Datum]:
@@ -298,6 +299,12 @@ def _told_layouts(conversations: Sequence[Conversation]) -> str:
     if set(counts) == {"messages"}:
         return ""
     return f" ({', '.join(f'{count} as {name}' for name, count in counts.most_common())})"
+
+
+def _told_end(tokenizer: Tokenizer) -> str:
+    """Return what answers learn to end with, where the model's texts end otherwise."""
+    _, *ends = tokenizer.turn_ends or ("",)
+    return f"; answers end with {ends[0]}, which stops samples" if ends else ""
 
 
 class EpochDraw:
