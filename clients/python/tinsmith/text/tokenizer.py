@@ -32,6 +32,7 @@ _SPECIAL_TOKENS = (
 )
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 _TEMPLATE_FILES = {_DEFAULT: "chat_template.jinja", _TOOL_USE: "tool_use.jinja"}
+_ANCHOR = "a"
 _PLACEHOLDER = "TinsmithTurnPlaceholder"
 _IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
 """What templates write for an image, where the files do not say it."""
@@ -133,6 +134,22 @@ class Tokenizer:
         ids = [int(token) for token in tokens]
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    def decode_behind(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens that follow others, such as a sample behind its prompt.
+
+        SentencePiece's space is part of the word behind it, and is left out where a text begins.
+        """
+        if not self._anchor:
+            return self.decode(tokens)
+        return self.decode([*self._anchor, *tokens]).removeprefix(_ANCHOR)
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """Tokens of a letter to decode others behind, if a text loses its first space."""
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder")
+        anchor = self.encode(_ANCHOR, add_special_tokens=False)
+        return anchor if _strips_start(decoder) and self.decode(anchor) == _ANCHOR else []
+
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template; None if the model has none."""
@@ -216,6 +233,18 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
         return self.encode(text, add_special_tokens=False)
+
+
+def _strips_start(decoder: Any) -> bool:
+    """Whether a decoder leaves out a space with which a text begins."""
+    if not isinstance(decoder, dict):
+        return False
+    kind = decoder.get("type")
+    if kind == "Strip":
+        return bool(decoder.get("start"))
+    if kind == "Metaspace":
+        return decoder.get("prepend_scheme") != "never"
+    return any(_strips_start(part) for part in decoder.get("decoders", ()))
 
 
 class TokenizerCache:
