@@ -39,7 +39,6 @@ def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
     [
         ("temprature", 0.5),
         ("reasoning_effort", "high"),
-        ("store", True),
         ("store", 0),
         ("min_tokens", False),
         ("modalities", ["text", "audio"]),

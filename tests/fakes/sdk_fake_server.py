@@ -572,7 +572,8 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetCapabilities(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetCapabilities", request)
         answer = scheduler_pb2.Capabilities(environment_address=self._server.address)
-        answer.models.add(trainable=True, sampleable=True).model.base_model = "tiny"
+        tiny = {"base_model": "tiny", "max_context_tokens": 4096}
+        answer.models.add(trainable=True, sampleable=True, model=tiny)
         return answer
 
     async def GetCallerKey(self, request: Any, context: Any) -> Any:

@@ -7,10 +7,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ModelNotFoundError
 
-_FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_FILE_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+_PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where processors of models that read images once kept the template."""
 
 
 def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
@@ -18,11 +26,13 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
 
     The digest is the SHA-256 over the sorted names and contents; empty without a `tokenizer.json`.
     """
-    files = {
-        name: (directory / name).read_bytes()
-        for name in _FILE_NAMES
-        if (directory / name).is_file()
-    }
+    paths = (directory / name for name in _FILE_NAMES)
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    old = directory / _PROCESSOR_TEMPLATE
+    if "chat_template.jinja" not in files and old.is_file():
+        source = json.loads(old.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(source, str):
+            files["chat_template.jinja"] = source.encode()
     if "tokenizer.json" not in files:
         return scheduler_pb2.Tokenizer()
     return scheduler_pb2.Tokenizer(digest=digest_of(files), files=files)
@@ -60,7 +70,31 @@ def require_tokenizers(models: Mapping[str, str | Path]) -> None:
 
 
 def read_stop_token_ids(directory: Path) -> list[int]:
-    """Return the tokens that end a turn: `eos_token_id` of the generation or model settings."""
+    """Return the tokens that end a turn: those of the settings, and of the chat template.
+
+    A base model whose settings end texts learns from its chat template to end turns; without the
+    template's own token it would go on to the limit.
+
+    Raises:
+        ModelNotFoundError: If the directory holds a tokenizer that is none.
+    """
+    tokens = _end_tokens_of_settings(directory)
+    files = dict(read_tokenizer(directory).files)
+    if files:
+        try:
+            tokenizer = Tokenizer(files)
+        except Exception as error:
+            # The library raises nothing more special.
+            raise ModelNotFoundError(
+                f"the tokenizer in {directory} cannot be read: {error}", model=directory
+            ) from error
+        known = (tokenizer.token_to_id(end) for end in tokenizer.turn_ends)
+        tokens += [token for token in known if token is not None and token not in tokens]
+    return tokens
+
+
+def _end_tokens_of_settings(directory: Path) -> list[int]:
+    """Return `eos_token_id` of the generation or model settings."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         if not path.is_file():

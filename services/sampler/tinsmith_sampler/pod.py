@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.sampling.sample_request import DecodeText
@@ -131,10 +130,4 @@ def _text_decoders(directories: Mapping[str, Path]) -> dict[str, DecodeText]:
 
 
 def _text_decoder(directory: Path) -> DecodeText:
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-
-    def decode(tokens: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return text
-
-    return decode
+    return Tokenizer({"tokenizer.json": (directory / "tokenizer.json").read_bytes()}).decode_behind

@@ -40,7 +40,7 @@ HASTY = Confinement(timeout_s=3.0, start_timeout_s=60.0, memory_bytes=2**29, max
 MESSAGES = [{"role": "user", "content": "añ 🧨 <b>"}]
 STAYS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 GROWS = "{% set x = 'a' * (2**31) %}{{ x | length }}"
-SPEAKS = "{{ 'a' * (2**26) }}"
+SPEAKS = "{{ messages[0].content + 'a' * (2**26) }}"
 
 
 @pytest.fixture

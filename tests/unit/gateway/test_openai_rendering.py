@@ -23,7 +23,7 @@ QWEN = ModelTokenizer(tokenizer_files())
 PLAIN_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] | trim }}"
     "{% for call in message.tool_calls or [] %}"
-    '{"name": "x", "parameters": {{ call.function.arguments | tojson }}}'
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
     "{% endfor %}\n{% endfor %}{% if tools %}{% endif %}"
 )
 PLAIN = ModelTokenizer(tokenizer_files(PLAIN_TEMPLATE))
@@ -129,9 +129,11 @@ def test_images_are_refused(
 
 
 def test_a_template_that_fails_refuses_the_conversation() -> None:
-    broken = ModelTokenizer(tokenizer_files("{{ messages[0].content + 'x' }}"))
-    with pytest.raises(InvalidFieldError, match="template failed"):
-        rendered(broken, [{"role": "user", "content": None}])
+    broken = ModelTokenizer(tokenizer_files("{{ messages[0].content + 1 }}"))
+    with pytest.raises(
+        InvalidFieldError, match="template failed on the conversation with TypeError"
+    ):
+        rendered(broken, [{"role": "user", "content": "x"}])
     refusing = ModelTokenizer(tokenizer_files("{{ raise_exception('no system') }}"))
     with pytest.raises(InvalidFieldError, match="no system"):
         rendered(refusing, [{"role": "system", "content": ""}])

@@ -146,5 +146,7 @@ def test_a_call_that_the_template_drops_is_refused_with_its_line(tmp_path: Path)
         {"messages": [ASKED, CALLED, FOUND, SAID]},
     )
     _, conversation = read_conversations(path)
-    with pytest.raises(ConfigurationError, match=r"data\.jsonl:2: .* drops the call of search"):
+    with pytest.raises(
+        ConfigurationError, match=r"data\.jsonl:2: messages\.1\.tool_calls\.0 leaves"
+    ):
         conversation.to_datum(Tokenizer(make_files(CHATML)))

@@ -143,7 +143,7 @@ def test_every_layout_is_the_same_prompt(row: dict[str, Any]) -> None:
     [
         ({"text": "a"}, "x:1: a row holds no prompt"),
         ([1], "x:1: a row holds no prompt"),
-        ({"prompt": []}, "x:1: a row asks nothing"),
+        ({"prompt": []}, "x:1: a row holds no prompt"),
     ],
 )
 def test_a_row_without_a_prompt_is_refused_by_its_line(row: object, message: str) -> None:

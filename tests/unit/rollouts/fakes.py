@@ -16,6 +16,7 @@ class CharTokenizer:
     """Special tokens are 0..2, every other character is one token."""
 
     chat_template: str | None = "{{ messages }}"
+    tool_template: str | None = None
     image_token_id: int | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

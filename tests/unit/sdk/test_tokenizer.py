@@ -39,10 +39,11 @@ GENERATION = (
     "{% else %}<{{ message.content }}>{% endif %}"
     "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{% endfor %}"
 )
-MESSAGES = [
+# Each shows what the messages hold; the first has tools, the last has thoughts.
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are <terse> & 'kind'."},
     {"role": "user", "content": "  naïve 日本 → hello\n"},
-    {"role": "assistant", "content": "hi", "thinking": "short"},
+    {"role": "assistant", "content": "hi"},
     {"role": "user", "content": "bye"},
 ]
 TOOLS = [
@@ -92,18 +93,19 @@ def load_reference(files: dict[str, bytes], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "tools", "thought"),
     [
-        pytest.param(CHATML, id="chatml"),
-        pytest.param(LLAMA, id="llama"),
-        pytest.param(GENERATION, id="generation"),
+        pytest.param(CHATML, None, {}, id="chatml"),
+        pytest.param(CHATML, TOOLS, {}, id="chatml-with-tools"),
+        pytest.param(LLAMA, None, {}, id="llama"),
+        pytest.param(GENERATION, None, {"thinking": "short"}, id="generation"),
     ],
 )
 @pytest.mark.parametrize("generation", [True, False])
-@pytest.mark.parametrize("tools", [None, TOOLS])
 def test_templates_render_as_transformers_renders_them(
-    tmp_path: Path, template: str, generation: bool, tools: Any
+    tmp_path: Path, template: str, generation: bool, tools: Any, thought: dict[str, str]
 ) -> None:
+    messages = [*MESSAGES[:2], {**MESSAGES[2], **thought}, MESSAGES[3]]
     files = make_files(template)
     reference = load_reference(files, tmp_path / "model")
     arguments: dict[str, Any] = {
@@ -112,10 +114,10 @@ def test_templates_render_as_transformers_renders_them(
         "enable_thinking": False,
     }
     ours = Tokenizer(files)
-    expected = reference.apply_chat_template(MESSAGES, tokenize=False, **arguments)
-    assert ours.render_chat_template(MESSAGES, **arguments) == expected
-    expected_ids = reference.apply_chat_template(MESSAGES, return_dict=False, **arguments)
-    assert ours.apply_chat_template(MESSAGES, **arguments) == expected_ids
+    expected = reference.apply_chat_template(messages, tokenize=False, **arguments)
+    assert ours.render_chat_template(messages, **arguments) == expected
+    expected_ids = reference.apply_chat_template(messages, return_dict=False, **arguments)
+    assert ours.apply_chat_template(messages, **arguments) == expected_ids
 
 
 def test_encoding_and_decoding_agree_with_transformers(tmp_path: Path) -> None:

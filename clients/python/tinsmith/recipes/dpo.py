@@ -33,7 +33,8 @@ from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
 from tinsmith.recipes.steps_ahead import SentStep
-from tinsmith.recipes.tasks.preferences import load_preferences
+from tinsmith.recipes.tasks.lengths import REFUSE, fit_length
+from tinsmith.recipes.tasks.preferences import PreferencePair, load_preferences
 from tinsmith.recipes.tasks.supervised_tasks import EpochDraw, Evaluation, target_logprobs
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
@@ -109,7 +110,10 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         base_model="" if begin_from else config.base_model, checkpoint=begin_from
     )
     tokenizer = client.get_tokenizer(config.base_model)
-    pairs = _Pairs(config, tokenizer, reference)
+    served = {model.base_model: model for model in client.list_models()}
+    pairs = _Pairs(
+        config, tokenizer, reference, max_tokens=served[config.base_model].max_context_tokens
+    )
     chosen = choose_rate(
         config.learning_rate,
         config.base_model,
@@ -189,11 +193,20 @@ def _measure(rewards: _Array, beta: float) -> tuple[dict[str, float], _Array]:
 class _Pairs:
     """The pairs of the data with what the reference says to them."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, reference: Sampler) -> None:
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, reference: Sampler, *, max_tokens: int
+    ) -> None:
         pairs = load_preferences(config.data)
+
+        def data_of(pair: PreferencePair) -> tuple[Datum, Datum]:
+            chosen, rejected = fit_length(
+                pair.to_data(tokenizer), pair.chosen.where, max_tokens=max_tokens, too_long=REFUSE
+            )
+            return chosen, rejected
+
         # All of the data is rendered before anything is trained: a bad line is found at once.
-        self._train = [pair.to_data(tokenizer) for pair in pairs.train]
-        self._held_out = [datum for pair in pairs.held_out for datum in pair.to_data(tokenizer)]
+        self._train = [data_of(pair) for pair in pairs.train]
+        self._held_out = [datum for pair in pairs.held_out for datum in data_of(pair)]
         self._draw = EpochDraw(
             len(self._train), min(config.batch_size, len(self._train)), config.seed
         )

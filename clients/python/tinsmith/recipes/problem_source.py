@@ -20,6 +20,7 @@ from tinsmith.recipes.experience import (
 )
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.tasks.arithmetic import MathRecord, format_reward, is_formatted, is_right
+from tinsmith.recipes.tasks.conversations import conversation_to_datum
 from tinsmith.recipes.tasks.rl_problems import ProblemSet
 from tinsmith.recipes.tasks.supervised_tasks import EpochDraw
 from tinsmith.rollouts import (
@@ -146,11 +147,9 @@ class ProblemSource(Source):
             *self._problems.prompt(record),
             {"role": "assistant", "content": self._problems.demonstrate(record, step)},
         ]
-        answer = self._tokenizer.apply_chat_template(told)[len(prompt) :]
-        end = self._tokenizer.eos_token_id
-        if end in answer:
-            # What a template puts behind the end of a turn is not said by a model.
-            answer = answer[: answer.index(end) + 1]
+        datum = conversation_to_datum(self._tokenizer, told)
+        targets, weights = (datum.loss_fn_inputs[name] for name in ("target_tokens", "weights"))
+        answer = [int(token) for token in targets[weights > 0]]
         said = SampledSequence(
             tokens=answer,
             logprobs=[0.0] * len(answer),

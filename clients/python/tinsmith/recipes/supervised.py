@@ -18,7 +18,7 @@ from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
 from tinsmith.recipes.steps_ahead import SentStep
-from tinsmith.recipes.tasks.supervised_tasks import make_task
+from tinsmith.recipes.tasks.supervised_tasks import RowRules, make_task
 from tinsmith.training.training_run import TrainingRun
 
 __all__ = ["Config", "Summary", "main"]
@@ -52,6 +52,10 @@ class Config:
     save_every: int = 100
     max_tokens: int = 128
     """Longest answer to a held-out question of a file."""
+    train_on: str = "last"
+    """`last` answer or `all` answers of a line; marks of the line itself (`weight`) go before."""
+    too_long: str = "refuse"
+    """`refuse`, `leave_out` or `cut` a line of a file that is longer than the model's context."""
     log_to: str = ""
     """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
@@ -74,12 +78,18 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     """
     # All that can be wrong with the data is found before anything is made on the server.
     tokenizer = client.get_tokenizer(config.base_model)
+    served = {model.base_model: model for model in client.list_models()}
     task = make_task(
         config.data,
         tokenizer,
         batch_size=config.batch_size,
         seed=config.seed,
         max_tokens=config.max_tokens,
+        rules=RowRules(
+            train_on=config.train_on,
+            too_long=config.too_long,
+            max_context_tokens=served[config.base_model].max_context_tokens,
+        ),
     )
     chosen = choose_rate(
         config.learning_rate, config.base_model, config.adapter, default=_MADE_MODELS_RATE

@@ -29,6 +29,11 @@ class ChatTokenizer(Protocol):
         ...
 
     @property
+    def tool_template(self) -> str | None:
+        """The source of the template of conversations with tools; None if the model has none."""
+        ...
+
+    @property
     def image_token_id(self) -> int | None:
         """The token that the template writes for an image; None if it writes none."""
         ...

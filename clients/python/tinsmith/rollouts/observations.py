@@ -24,7 +24,6 @@ from tinsmith.environments.chat_messages import (
 from tinsmith.images import ImageError, ImageRules
 from tinsmith.rollouts.interfaces import ChatTokenizer, Message, Observation, StepOutcome
 from tinsmith.rollouts.trajectory import PlacedImage
-from tinsmith.text.template_dialect import adapt_arguments, reads_parts
 from tinsmith.types import ImageChunk
 
 MAX_TOOLS = 128
@@ -60,13 +59,8 @@ def shape(
         raise ObservationError(f"messages are a list, got {type(messages).__name__}")
     read = [read_chat_message(message) for message in messages]
     place_images(read, len(images))
-    for message in read:
-        if "tool_calls" in message:
-            adapt_arguments(message, tokenizer.chat_template or "")
-        if not isinstance(message["content"], str) and not (
-            reads_parts(tokenizer.chat_template or "")
-        ):
-            message["content"] = _join_texts(message["content"])
+    if images and tokenizer.image_token_id is None:
+        raise ObservationError("a message has a place for an image, and the template reads none")
     return ChatObservation(tuple(read), tuple(images))
 
 
@@ -150,12 +144,6 @@ def place_among_tokens(
         placed.append(PlacedImage(len(expanded), num_tokens, chunk))
         expanded += [rules.token_id] * num_tokens
     return TokenPiece(tuple(expanded), tuple(placed))
-
-
-def _join_texts(parts: Sequence[Mapping[str, str]]) -> str:
-    if any(part["type"] != "text" for part in parts):
-        raise ObservationError("a message has a place for an image, and the template reads none")
-    return "".join(part["text"] for part in parts)
 
 
 def _count_bytes(value: object, limit: int) -> int:

@@ -141,7 +141,7 @@ class RolloutRunner:
         rollout.apply(ContextBuilt(context.tokens, context.images))
         if self._parse_action is not None:
             return self._parse_action
-        return tool_call_parser(self._tokenizer.chat_template, tools) if tools else str
+        return tool_call_parser(self._tokenizer.tool_template, tools) if tools else str
 
     async def _generate(
         self, rollout: Rollout, conversation: Conversation, episode_key: str

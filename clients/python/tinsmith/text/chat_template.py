@@ -2,6 +2,8 @@
 
 Templates come from model repositories and are untrusted code. The environment, its filters and the
 data a template can see follow `transformers.utils.chat_template_utils`; the tests compare with it.
+Messages are given in the forms that the template shows, and a text that it does not show is refused
+(`template_forms`, `wholeness`).
 """
 
 from __future__ import annotations
@@ -20,14 +22,24 @@ import jinja2.sandbox
 import numpy as np
 
 from tinsmith.errors import InvalidArgumentError
+from tinsmith.text.template_forms import TemplateForms
+from tinsmith.text.wholeness import REASONING_FIELDS, find_lost
 
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_REMEDY = "change the messages to what the model's template allows"
 
 
 class ChatTemplate:
-    """A compiled template."""
+    """A compiled template.
 
-    def __init__(self, source: str) -> None:
+    Args:
+        source: Of the template.
+        variables: That every rendering has, such as the special tokens.
+        reads_images: Whether the model reads images.
+    """
+
+    def __init__(
+        self, source: str, *, variables: Mapping[str, Any], reads_images: bool = False
+    ) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -36,7 +48,15 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidArgumentError(
+                f"the chat template of the model cannot be read: {error}",
+                remedy="correct the template, or build prompts with encode()",
+            ) from error
+        self._variables = _plain(dict(variables))
+        self._forms = TemplateForms(self._render_as_it_is, reads_images=reads_images)
 
     def render(
         self,
@@ -49,21 +69,48 @@ class ChatTemplate:
         """Return a conversation as text.
 
         Raises:
-            InvalidArgumentError: If the template refuses the conversation.
+            InvalidArgumentError: If the template refuses the conversation, or passes over a text.
         """
+        further = {"add_generation_prompt": add_generation_prompt, **_plain(dict(variables))}
+        given_tools = None if tools is None else _plain(list(tools))
+
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+        ) -> str:
+            return self._render_as_it_is(messages, tools, **further)
+
+        shaped = self._forms.shape(_plain(list(messages)))
         try:
-            return self._template.render(
-                messages=_alias_reasoning(_plain(list(messages))),
-                tools=None if tools is None else _plain(list(tools)),
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **_plain(dict(variables)),
-            )
+            rendered = render(shaped, given_tools)
         except jinja2.TemplateError as error:
             raise InvalidArgumentError(
                 f"the chat template refused the conversation: {error}",
-                remedy="change the messages to what the model's template allows",
+                remedy=_REMEDY,
             ) from error
+        except Exception as error:
+            # A template is a stranger's program: on a message that it did not foresee it may fail
+            # in any way, most often by joining what is no text to a text.
+            raise InvalidArgumentError(
+                f"the chat template failed on the conversation with {error!r}", remedy=_REMEDY
+            ) from error
+        lost = find_lost(rendered, shaped, given_tools, render)
+        if lost is not None:
+            raise InvalidArgumentError(
+                f"{lost} leaves no trace in the prompt: the model's chat template passes it over",
+                remedy="leave it out, or write it in a message that the template shows",
+            )
+        return rendered
+
+    def _render_as_it_is(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **variables: Any,
+    ) -> str:
+        given = {**self._variables, "add_generation_prompt": False, **variables}
+        return self._template.render(
+            messages=_alias_reasoning(messages), tools=tools, documents=None, **given
+        )
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -103,14 +150,14 @@ def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates us
     return datetime.datetime.now().strftime(format)  # noqa: DTZ005  local time, as transformers
 
 
-def _alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _alias_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Give a message's reasoning under each name that templates read."""
     aliased = []
     for message in messages:
-        given = (message[name] for name in _REASONING_FIELDS if message.get(name) is not None)
+        given = (message[name] for name in REASONING_FIELDS if message.get(name) is not None)
         reasoning = next(given, None)
         if reasoning is None:
-            aliased.append(message)
+            aliased.append(dict(message))
         else:
             aliased.append({"thinking": reasoning, **message, "reasoning_content": reasoning})
     return aliased

@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from tinsmith.errors import FailedPreconditionError
+from tinsmith.errors import FailedPreconditionError, InvalidArgumentError
 from tinsmith.settings import cache_dir
 from tinsmith.text.chat_template import ChatTemplate
 
@@ -30,6 +30,10 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+_TEMPLATE_FILES = {_DEFAULT: "chat_template.jinja", _TOOL_USE: "tool_use.jinja"}
+_ANCHOR = "a"
+_PLACEHOLDER = "TinsmithTurnPlaceholder"
 _IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
 """What templates write for an image, where the files do not say it."""
 
@@ -38,13 +42,19 @@ class Tokenizer:
     """Text to token ids and back, and conversations to prompts.
 
     Args:
-        files: `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja`.
+        files: `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja` and
+            `tool_use.jinja`, the template of conversations with tools.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+        # What a trainer's call left behind: it would cut or fill every text in silence.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        self._template_file = files.get("chat_template.jinja")
+        self._template_files = {
+            name: files[path] for name, path in _TEMPLATE_FILES.items() if path in files
+        }
 
     @property
     def vocab_size(self) -> int:
@@ -86,6 +96,29 @@ class Tokenizer:
                 found[role] = value
         return found
 
+    @cached_property
+    def turn_ends(self) -> tuple[str, ...]:
+        """Special tokens that end an answer: of a text, and of a turn of the chat template."""
+        ends = dict.fromkeys(filter(None, [self.special_tokens.get("eos_token")]))
+        if self._template_sources and (end := self._turn_end()) is not None:
+            ends[end] = None
+        return tuple(ends)
+
+    def _turn_end(self) -> str | None:
+        """Return the first special token behind an answer; None if the template writes none."""
+        turn = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": _PLACEHOLDER},
+        ]
+        try:
+            _, _, ending = self.render_chat_template(turn).rpartition(_PLACEHOLDER)
+        except InvalidArgumentError:
+            return None
+        for token in self.encode(ending, add_special_tokens=False):
+            if not self.decode([token], skip_special_tokens=True):
+                return self.decode([token])
+        return None
+
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if it is unknown."""
         found: int | None = self._tokenizer.token_to_id(token)
@@ -101,21 +134,59 @@ class Tokenizer:
         ids = [int(token) for token in tokens]
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    @cached_property
-    def chat_template(self) -> str | None:
-        """The source of the chat template; None if the model has none."""
-        if self._template_file is not None:
-            return self._template_file.decode()
-        source = self._config.get("chat_template")
-        if isinstance(source, list):
-            source = {entry["name"]: entry["template"] for entry in source}
-        if isinstance(source, dict):
-            source = source.get("default") or next(iter(source.values()), None)
-        return source if isinstance(source, str) else None
+    def decode_behind(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens that follow others, such as a sample behind its prompt.
+
+        SentencePiece's space is part of the word behind it, and is left out where a text begins.
+        """
+        if not self._anchor:
+            return self.decode(tokens)
+        return self.decode([*self._anchor, *tokens]).removeprefix(_ANCHOR)
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate | None:
-        return None if self.chat_template is None else ChatTemplate(self.chat_template)
+    def _anchor(self) -> list[int]:
+        """Tokens of a letter to decode others behind, if a text loses its first space."""
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder")
+        anchor = self.encode(_ANCHOR, add_special_tokens=False)
+        return anchor if _strips_start(decoder) and self.decode(anchor) == _ANCHOR else []
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template; None if the model has none."""
+        return self._template_sources.get(_DEFAULT)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template of conversations with tools; None if the model has none."""
+        return self._template_sources.get(_TOOL_USE, self.chat_template)
+
+    @cached_property
+    def _template_sources(self) -> dict[str, str]:
+        """Templates by name: of the settings, or of files of their own, which go before."""
+        given = self._config.get("chat_template")
+        if isinstance(given, str):
+            given = {_DEFAULT: given}
+        elif isinstance(given, list):
+            given = {entry["name"]: entry["template"] for entry in given}
+        sources = {
+            name: source
+            for name, source in (given if isinstance(given, dict) else {}).items()
+            if isinstance(source, str)
+        }
+        for name, content in self._template_files.items():
+            sources[name] = content.decode()
+        if sources and _DEFAULT not in sources:
+            sources[_DEFAULT] = next(iter(sources.values()))
+        return sources
+
+    @cached_property
+    def _templates(self) -> dict[str, ChatTemplate]:
+        reads_images = self.image_token_id is not None
+        return {
+            name: ChatTemplate(source, variables=self.special_tokens, reads_images=reads_images)
+            for name, source in self._template_sources.items()
+            if name in (_DEFAULT, _TOOL_USE)
+        }
 
     def render_chat_template(
         self,
@@ -135,16 +206,18 @@ class Tokenizer:
 
         Raises:
             FailedPreconditionError: If the model has no chat template.
+            InvalidArgumentError: If the template refuses the conversation, or a text of it leaves
+                no trace; names the message.
         """
-        if self._chat_template is None:
+        if not self._templates:
             raise FailedPreconditionError(
                 "the base model has no chat template", remedy="build the prompt with encode()"
             )
-        return self._chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables={**self.special_tokens, **variables},
+        template = self._templates[_DEFAULT]
+        if tools:
+            template = self._templates.get(_TOOL_USE, template)
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
     def apply_chat_template(
@@ -160,6 +233,18 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
         return self.encode(text, add_special_tokens=False)
+
+
+def _strips_start(decoder: Any) -> bool:
+    """Whether a decoder leaves out a space with which a text begins."""
+    if not isinstance(decoder, dict):
+        return False
+    kind = decoder.get("type")
+    if kind == "Strip":
+        return bool(decoder.get("start"))
+    if kind == "Metaspace":
+        return decoder.get("prepend_scheme") != "never"
+    return any(_strips_start(part) for part in decoder.get("decoders", ()))
 
 
 class TokenizerCache:

@@ -64,6 +64,7 @@ class FallbackModel:
         others: list[str] = []
         self.other_modules: Sequence[str] = others
         self.unreachable_experts: Sequence[str] = _unreachable_experts(module)
+        self.unreachable_layers: Mapping[str, str] = _unreachable_layers(module)
         for name, layer in module.named_modules():
             if not isinstance(layer, nn.Linear):
                 continue
@@ -290,6 +291,20 @@ def _unreachable_experts(module: nn.Module) -> list[str]:
         if any(own.dim() == _FUSED_DIM for own in part.parameters(recurse=False))
         and not isinstance(part, nn.modules.conv._ConvNd)
     ]
+
+
+def _unreachable_layers(module: nn.Module) -> dict[str, str]:
+    """Return the first layer of each kind that multiplies, and that no adapter reaches.
+
+    GPT-2 and its kin have a class of their own for linear layers, with the matrix transposed.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    found: dict[str, str] = {}
+    for name, part in module.named_modules():
+        if isinstance(part, Conv1D):
+            found.setdefault(_kind(name), name)
+    return found
 
 
 def _kind(module_path: str) -> str:

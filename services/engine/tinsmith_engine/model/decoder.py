@@ -12,7 +12,7 @@ Trainer and sampler share this forward, which is why their log-probabilities agr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class Decoder:
         self.trains_all = vision is None
         self.other_modules: Sequence[str] = vision.linear_modules if vision is not None else ()
         self.unreachable_experts: Sequence[str] = ()
+        self.unreachable_layers: Mapping[str, str] = {}
         self._vision = vision
         self.full_layout = layout
         self.row_quantum = SEGMENT_ROWS

@@ -6,7 +6,7 @@ Both see a run as a row of numbers plus a layout, and neither keeps state betwee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -85,6 +85,8 @@ class Model(Protocol, Generic[BoundT]):
     """Module paths of linear layers that take no adapter and are in no target."""
     unreachable_experts: Sequence[str]
     """Module paths of experts whose matrices are one tensor, which adapters do not reach."""
+    unreachable_layers: Mapping[str, str]
+    """Of each kind of target, the path of a layer that adapters do not reach, if there is one."""
 
     def first_layers(self) -> Model[BoundT]:
         """Return a smaller model that rounds as this one does, for the check at start."""

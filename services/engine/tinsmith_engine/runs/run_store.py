@@ -115,6 +115,16 @@ def check_new_run(config: AdapterConfig, model: Model[Any]) -> None:
             f"are one tensor ({model.unreachable_experts[0]}); train attention alone, or all "
             "weights",
         )
+    if not isinstance(config, LoraConfig):
+        return
+    for kind, is_asked in (("attention", config.train_attention), ("mlp", config.train_mlp)):
+        layer = model.unreachable_layers.get(kind)
+        if is_asked and layer is not None:
+            raise InvalidFieldError(
+                f"lora.train_{kind}",
+                "must be false for this model: an adapter does not reach layers such as "
+                f"{layer}, which are no linear layers of torch; train all weights",
+            )
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import pydantic
 from tinsmith.text.tool_forms import ToolRules
 from tinsmith.text.tool_notations import FUNCTION_NAME
 from tinsmith.v1 import trajectories_pb2
+from tinsmith_gateway.openai.closed_schemas import close_objects
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.penalties import Shaping
@@ -64,7 +65,7 @@ class ResponseFormat(_Body):
     def schema_text(self) -> str | None:
         """The schema that the answer keeps."""
         if self.type == "json_schema" and self.json_schema is not None:
-            return json.dumps(self.json_schema.schema_)
+            return json.dumps(close_objects(self.json_schema.schema_))
         return '{"type":"object"}' if self.type == "json_object" else None
 
 
@@ -169,7 +170,14 @@ class SamplingBody(pydantic.BaseModel):
 
 
 def _text_of(schema: dict[str, Any] | str | None) -> str | None:
-    return json.dumps(schema) if isinstance(schema, dict) else schema
+    if isinstance(schema, str):
+        try:
+            parsed = json.loads(schema)
+        except (ValueError, RecursionError):
+            # The sampler says what is wrong with it.
+            return schema
+        return json.dumps(close_objects(parsed)) if isinstance(parsed, dict) else schema
+    return None if schema is None else json.dumps(close_objects(schema))
 
 
 def _or(value: float | None, default: float) -> float:
@@ -271,7 +279,7 @@ class ChatBody(SamplingBody):
             return None
         tools = [tool.function for tool in self.tools or ()]
         schemas = {
-            tool.name: tool.parameters or {"type": "object", "properties": {}}
+            tool.name: close_objects(tool.parameters or {"type": "object", "properties": {}})
             if choice.must_call or tool.strict
             else None
             for tool in tools

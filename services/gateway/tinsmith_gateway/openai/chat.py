@@ -187,7 +187,7 @@ class ChatCompletion:
     def _tool_format(self, target: Target) -> ToolFormat | None:
         if not self._body.shown_tools:
             return None
-        tool_format = detect_format(target.tokenizer.chat_template or "")
+        tool_format = detect_format(target.tokenizer.tool_template or "")
         if tool_format is None:
             raise InvalidFieldError(
                 "tools", "are not offered: the model's chat template has no convention for them"

@@ -1,6 +1,6 @@
 """Conversations to prompts, by the model's own chat template; nothing is added to what was said.
 
-Messages are adapted to what the template reads (`tinsmith.text.template_dialect`).
+Messages are given in the forms that the template shows, and none is lost (`Tokenizer`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import tinsmith.errors
 from tinsmith.tensors import encode_tokens
-from tinsmith.text.template_dialect import adapt_arguments, reads_parts
 from tinsmith.v1 import trajectories_pb2
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError
@@ -77,12 +76,11 @@ def render(conversation: Conversation, tokenizer: ChatTokenizer) -> Prompt:
     Raises:
         InvalidFieldError: If the template refuses it, or an image has no place in it.
     """
-    template = tokenizer.chat_template
-    if template is None:
+    if tokenizer.chat_template is None:
         raise InvalidFieldError(
             "messages", "cannot be rendered: the model has no chat template; use /v1/completions"
         )
-    messages, images = _shape_messages(conversation.messages, template)
+    messages, images = _read_messages(conversation.messages)
     if images and tokenizer.image_token is None:
         raise InvalidFieldError("messages", "hold an image; the model reads no images")
     tokens = tokenizer.encode(
@@ -111,15 +109,6 @@ def _render_text(
         tinsmith.errors.FailedPreconditionError,
     ) as error:
         raise InvalidFieldError("messages", f"cannot be rendered: {error}") from error
-    except tinsmith.errors.TinsmithError:
-        # A confined tokenizer that is not there just now.
-        raise
-    except Exception as error:
-        # A template is a stranger's program: on a message that it did not foresee it may fail in
-        # any way, most often by joining a missing content to a string.
-        raise InvalidFieldError(
-            "messages", f"cannot be rendered: the model's chat template failed with {error!r}"
-        ) from error
     return _cut_at_mark(text) if conversation.continue_final_message else text
 
 
@@ -147,32 +136,23 @@ def _cut_at_mark(text: str) -> str:
     return text[:position] if is_whole else text[:position].rstrip()
 
 
-def _shape_messages(
-    messages: Sequence[Mapping[str, Any]], template: str
+def _read_messages(
+    messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[trajectories_pb2.ImageChunk]]:
-    """Return the messages as a template reads them, and their images in order."""
-    can_read_parts = reads_parts(template)
-    shaped: list[dict[str, Any]] = []
+    """Return the messages as templates know them, and their images in order."""
+    read: list[dict[str, Any]] = []
     images: list[trajectories_pb2.ImageChunk] = []
     for index, original in enumerate(messages):
         message = copy.deepcopy(dict(original))
         content = message.get("content")
         if isinstance(content, list):
-            parts = [_shape_part(part, f"messages.{index}.content", images) for part in content]
-            if can_read_parts:
-                message["content"] = parts
-            elif all("text" in part for part in parts):
-                message["content"] = "".join(part["text"] for part in parts)
-            else:
-                raise InvalidFieldError(
-                    f"messages.{index}.content", "holds an image; the model reads no images"
-                )
-        adapt_arguments(message, template)
-        shaped.append(message)
-    return shaped, images
+            field = f"messages.{index}.content"
+            message["content"] = [_read_part(part, field, images) for part in content]
+        read.append(message)
+    return read, images
 
 
-def _shape_part(part: Any, field: str, images: list[trajectories_pb2.ImageChunk]) -> dict[str, Any]:
+def _read_part(part: Any, field: str, images: list[trajectories_pb2.ImageChunk]) -> dict[str, Any]:
     if part.get("type") == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     if part.get("type") == "refusal" and isinstance(part.get("refusal"), str):

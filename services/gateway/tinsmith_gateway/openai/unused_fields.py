@@ -40,7 +40,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": (None,),
     "spaces_between_special_tokens": (None, True),
     "stop_token_ids": (None, []),
-    "store": (None, False),
+    "store": (None, False, True),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -49,7 +49,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
-"""Each with the values that ask for nothing."""
+"""Each with the values that ask for nothing that changes a token; nothing is ever stored."""
 
 
 def check_unused(

@@ -52,15 +52,18 @@ class ConfinedTokenizer:
         self._num_waiting = 0
         try:
             about = self._call("about")
-            template, image_token = about["chat_template"], about["image_token"]
-            if template is not None and len(template) > MAX_TEMPLATE_BYTES:
+            templates = [about["chat_template"], about["tool_template"]]
+            image_token = about["image_token"]
+            if any(len(template or "") > MAX_TEMPLATE_BYTES for template in templates):
                 raise FailedPreconditionError(
                     f"the chat template of this model is larger than {MAX_TEMPLATE_BYTES} bytes"
                 )
         except BaseException:
             self.close()
             raise
-        self.chat_template: str | None = None if template is None else str(template)
+        self.chat_template, self.tool_template = (
+            None if template is None else str(template) for template in templates
+        )
         self.image_token: int | None = None if image_token is None else int(image_token)
 
     def close(self) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tinsmith.text.tokenizer import Tokenizer
 
 ResultT = TypeVar("ResultT")
+
+_SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class ChatTokenizer(Protocol):
@@ -19,6 +24,10 @@ class ChatTokenizer(Protocol):
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template; None if the model has none."""
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template of conversations with tools; None if the model has none."""
 
     @property
     def image_token(self) -> int | None:
@@ -82,19 +91,26 @@ class ModelTokenizer:
         self._added = {
             int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())
         }
-        self._is_byte_level = _has_byte_level(document.get("decoder"))
+        decoder = document.get("decoder")
+        self._is_byte_level = _has_part(decoder, lambda part: part.get("type") == "ByteLevel")
+        self._marks_spaces = _has_part(decoder, _marks_spaces)
         vocabulary = document.get("model", {}).get("vocab")
-        self._pieces = (
-            {int(token): piece for piece, token in vocabulary.items()}
-            if isinstance(vocabulary, dict)
-            else {}
-        )
+        if isinstance(vocabulary, dict):
+            self._pieces = {int(token): str(piece) for piece, token in vocabulary.items()}
+        else:
+            # Of a unigram model each piece stands beside its score.
+            self._pieces = {token: str(piece) for token, (piece, _) in enumerate(vocabulary or ())}
         self.image_token = self.tokenizer.image_token_id
 
     @property
     def chat_template(self) -> str | None:
         """See `ChatTokenizer`."""
         return self.tokenizer.chat_template
+
+    @property
+    def tool_template(self) -> str | None:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.tool_template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """See `ChatTokenizer`."""
@@ -128,11 +144,12 @@ class ModelTokenizer:
     def decoder(self, *, skip_special: bool, kept: Collection[str] = ()) -> Callable[..., str]:
         """See `ChatTokenizer`."""
         if not skip_special:
-            return self.tokenizer.decode
+            return self.tokenizer.decode_behind
         left_out = {token for token, content in self._special.items() if content not in kept}
 
         def decode(tokens: Sequence[int]) -> str:
-            return self.tokenizer.decode([token for token in tokens if token not in left_out])
+            kept_tokens = [token for token in tokens if token not in left_out]
+            return self.tokenizer.decode_behind(kept_tokens)
 
         return decode
 
@@ -145,6 +162,9 @@ class ModelTokenizer:
             table = _byte_of_letter()
             if all(letter in table for letter in piece):
                 return bytes(table[letter] for letter in piece)
+        if self._marks_spaces and piece is not None:
+            byte = _BYTE_PIECE.fullmatch(piece)
+            return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
         text = self.tokenizer.decode([token])
         return None if "\ufffd" in text else text.encode()
 
@@ -159,12 +179,20 @@ class ModelTokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def _has_byte_level(decoder: object) -> bool:
+def _has_part(decoder: object, is_wanted: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Whether a decoder is such a one, or has such a part."""
     if not isinstance(decoder, dict):
         return False
-    if decoder.get("type") == "ByteLevel":
-        return True
-    return any(_has_byte_level(part) for part in decoder.get("decoders", ()))
+    return is_wanted(decoder) or any(
+        _has_part(part, is_wanted) for part in decoder.get("decoders", ())
+    )
+
+
+def _marks_spaces(part: Mapping[str, Any]) -> bool:
+    """Whether a part of a decoder makes spaces of SentencePiece's mark."""
+    if part.get("type") == "Metaspace":
+        return part.get("replacement") == _SPACE
+    return part.get("type") == "Replace" and part.get("pattern") == {"String": _SPACE}
 
 
 @functools.cache

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from tinsmith.errors import TinsmithError
 from tinsmith_gateway.tokenizing.confined_worker import Handle, serve
 from tinsmith_gateway.tokenizing.model_tokenizer import ModelTokenizer
 
@@ -27,17 +26,12 @@ def begin(first: dict[str, Any]) -> Handle:
         return tokenizer.decoder(skip_special=skip_special, kept=kept)
 
     def render(request: dict[str, Any]) -> str:
-        try:
-            return tokenizer.render_chat_template(
-                request["messages"],
-                add_generation_prompt=request["add_generation_prompt"],
-                tools=request["tools"],
-                **request["variables"],
-            )
-        except TinsmithError:
-            raise
-        except Exception as error:
-            raise ValueError(f"the model's chat template failed with {error!r}") from error
+        return tokenizer.render_chat_template(
+            request["messages"],
+            add_generation_prompt=request["add_generation_prompt"],
+            tools=request["tools"],
+            **request["variables"],
+        )
 
     def bytes_of(request: dict[str, Any]) -> str | None:
         content = tokenizer.bytes_of(request["token"])
@@ -46,6 +40,7 @@ def begin(first: dict[str, Any]) -> Handle:
     handlers: dict[str, Handle] = {
         "about": lambda _: {
             "chat_template": tokenizer.chat_template,
+            "tool_template": tokenizer.tool_template,
             "image_token": tokenizer.image_token,
         },
         "encode": lambda request: tokenizer.encode(

@@ -13,6 +13,8 @@ from typing import Any
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import is_valid_id
 from tinsmith.recipes.experiment.trackers import check_trackers
+from tinsmith.recipes.tasks.conversations import TRAIN_ON
+from tinsmith.recipes.tasks.lengths import TOO_LONG
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro")
 """Losses that take what recipes of reinforcement learning send: log-probabilities, advantages."""
@@ -36,6 +38,8 @@ def _one_of(*words: str) -> _Rule:
 
 _RULES: Mapping[str, _Rule] = {
     "adapter": _one_of("lora", "full"),
+    "train_on": _one_of(*TRAIN_ON),
+    "too_long": _one_of(*TOO_LONG),
     "loss": _one_of(*LOSSES),
     "rollouts": _one_of("client", "server"),
     "keep_rollouts": _Rule(

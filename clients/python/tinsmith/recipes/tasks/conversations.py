@@ -1,13 +1,12 @@
-"""Conversations as training data: one datum each, trained on what the assistant said.
+"""Conversations as training data, trained on what the assistant said.
 
 The prompt is rendered exactly as it will be when the model is asked, with the generation prompt;
-the answer and the end of its turn follow. Only those carry weight.
+the answer and the end of its turn follow. Only those carry weight. The text is cut where the prompt
+ends and both sides become tokens, for a sampler continues the tokens of the prompt.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,21 @@ from typing import Any
 import numpy as np
 
 from tinsmith.errors import TinsmithError
-from tinsmith.recipes.tasks.jsonl import DataFormatError, read_lines
+from tinsmith.recipes.tasks.jsonl import read_lines
+from tinsmith.recipes.tasks.row_layouts import (
+    ASSISTANT,
+    ConversationFormatError,
+    read_row,
+)
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import Datum, ModelInput
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 
-
-_PAIRS = (("question", "answer"), ("prompt", "completion"))
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-
-
-class ConversationFormatError(DataFormatError):
-    """A record or file does not hold a conversation that can be trained on."""
+LAST, ALL = "last", "all"
+TRAIN_ON = (LAST, ALL)
+"""Which turns of a row are trained on that marks none: the last answer, or all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,18 @@ class Conversation:
         messages: As chat templates read them; the last is the assistant's.
         tools: JSON schemas of the tools that the model may call; None if there are none.
         where: File and line, for messages.
+        weights: Of each message, how much it is trained on; None if the line does not say.
+        layout: How the line was written.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     where: str
+    weights: list[float] | None = None
+    layout: str = "messages"
 
     def to_datum(self, tokenizer: Tokenizer) -> Datum:
-        """Return its datum; see `conversation_to_datum`.
+        """Return the datum of the last answer; see `conversation_to_datum`.
 
         Raises:
             ConversationFormatError: If the chat template cannot render it; names the line.
@@ -54,16 +59,49 @@ class Conversation:
         try:
             return conversation_to_datum(tokenizer, self.messages, tools=self.tools)
         except TinsmithError as error:
-            raise ConversationFormatError(
-                f"{self.where}: {error.message}", remedy=error.remedy
-            ) from error
+            raise self._refusal(error) from error
+
+    def to_data(self, tokenizer: Tokenizer, train_on: str = LAST) -> list[Datum]:
+        """Return its data: one, or one for each answer where the template rewrites its history.
+
+        Args:
+            tokenizer: Of the model.
+            train_on: `last` or `all`, for a line that does not say it itself.
+
+        Raises:
+            ConversationFormatError: If the chat template cannot render it; names the line.
+        """
+        try:
+            return answers_to_data(
+                tokenizer, self.messages, self._weights(train_on), tools=self.tools
+            )
+        except TinsmithError as error:
+            raise self._refusal(error) from error
+
+    def _weights(self, train_on: str) -> list[float]:
+        if self.weights is not None:
+            return self.weights
+        last = len(self.messages) - 1
+        return [
+            float(message["role"] == ASSISTANT and (train_on == ALL or index == last))
+            for index, message in enumerate(self.messages)
+        ]
+
+    def _refusal(self, error: TinsmithError) -> ConversationFormatError:
+        return ConversationFormatError(f"{self.where}: {error.message}", remedy=error.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A prompt and what is said to it, as text."""
+
+    prompt: str
+    said: str
+    weight: float
 
 
 def conversation_to_datum(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tokenizer: Tokenizer, messages: Sequence[Message], *, tools: Tools = None
 ) -> Datum:
     """Return the datum of a conversation whose last message is the assistant's.
 
@@ -73,26 +111,51 @@ def conversation_to_datum(
 
     Raises:
         ConversationFormatError: If the last message is not the assistant's, or the chat template
-            renders the prompt otherwise once an answer follows, or drops a tool call.
+            renders the prompt otherwise once an answer follows.
+        InvalidArgumentError: If the template refuses it, or passes over a text of it.
     """
-    if len(messages) < 2 or messages[-1].get("role") != "assistant":
-        raise ConversationFormatError("a conversation must end with a message of the assistant")
-    prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, tools=tools)
-    whole = tokenizer.apply_chat_template(messages, tools=tools)
-    _check_calls(tokenizer, messages, whole)
-    if whole[: len(prompt)] != prompt:
+    weights = [0.0] * (len(messages) - 1) + [1.0]
+    [datum] = answers_to_data(tokenizer, messages, weights, tools=tools)
+    return datum
+
+
+def answers_to_data(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    weights: Sequence[float],
+    *,
+    tools: Tools = None,
+) -> list[Datum]:
+    """Return the data of the answers of a conversation that have a weight.
+
+    They are one datum if the template leaves its history alone, else one for each answer.
+
+    Args:
+        tokenizer: Of the model.
+        messages: What follows the last of those answers is left out.
+        weights: Of each message; 0 is only read.
+        tools: That the model may call.
+
+    Raises:
+        ConversationFormatError: If there is none, one is not the assistant's, or the chat template
+            renders a prompt otherwise once an answer follows.
+        InvalidArgumentError: If the template refuses it, or passes over a text of it.
+    """
+    trained = [index for index, weight in enumerate(weights) if weight]
+    if not trained:
         raise ConversationFormatError(
-            "the chat template rewrites the prompt once an answer follows",
-            remedy="train on turns one by one with a template that appends",
+            "nothing of it is trained on: no answer has a weight above 0",
+            remedy="leave it out, or give an answer a weight",
         )
-    end = _end_of_turn(tokenizer, whole, len(prompt))
-    tokens = whole[:end]
-    weights = np.zeros(len(tokens) - 1, dtype=np.float32)
-    weights[len(prompt) - 1 :] = 1.0
-    return Datum(
-        ModelInput.from_ints(tokens[:-1]),
-        {"target_tokens": np.asarray(tokens[1:], dtype=np.int64), "weights": weights},
-    )
+    if trained[0] == 0 or any(messages[index].get("role") != ASSISTANT for index in trained):
+        raise ConversationFormatError("a conversation must end with a message of the assistant")
+    answers = [
+        _split_answer(tokenizer, messages[: index + 1], weights[index], tools) for index in trained
+    ]
+    whole = answers[-1].prompt + answers[-1].said
+    if all(whole.startswith(answer.prompt + answer.said) for answer in answers):
+        return [_to_datum(tokenizer, answers)]
+    return [_to_datum(tokenizer, [answer]) for answer in answers]
 
 
 def scale_weights(batch: Sequence[Datum]) -> list[Datum]:
@@ -111,11 +174,7 @@ def scale_weights(batch: Sequence[Datum]) -> list[Datum]:
 
 
 def read_conversations(path: Path) -> list[Conversation]:
-    """Read a JSONL file of conversations, one on each line.
-
-    A line is `{"messages": [{"role", "content"}, ...]}`, with `tools` beside it if there are any;
-    GSM8K's `{"question", "answer"}`; `{"prompt", "completion"}`; or ShareGPT's
-    `{"conversations": [{"from", "value"}, ...]}`.
+    """Read a JSONL file of conversations, one on each line, in any layout of `row_layouts`.
 
     Raises:
         ConversationFormatError: If the file cannot be read, or a line is none of these; the
@@ -129,108 +188,84 @@ def read_conversations(path: Path) -> list[Conversation]:
     return conversations
 
 
-def _decode_record(record: Any, where: str) -> Conversation:
-    raw = find_messages(record) if isinstance(record, dict) else None
-    if not isinstance(raw, list) or not raw:
+def _decode_record(record: object, where: str) -> Conversation:
+    row = read_row(record, where)
+    if row is None:
         found = f" with the keys {', '.join(map(str, record))}" if isinstance(record, dict) else ""
         raise ConversationFormatError(
             f"{where}: a line{found} is no conversation",
             remedy='write {"messages": [{"role": ..., "content": ...}, ...]}, or question and '
             "answer",
         )
-    messages = [decode_message(message, where) for message in raw]
-    if messages[-1]["role"] != "assistant" or len(messages) < 2:
+    if row.messages[-1]["role"] != ASSISTANT or len(row.messages) < 2:
         raise ConversationFormatError(
             f"{where}: a conversation ends with a message of the assistant that answers another",
             remedy="cut what follows the last answer",
         )
-    tools = record.get("tools")
-    return Conversation(messages, tools if isinstance(tools, list) and tools else None, where)
-
-
-def find_messages(record: dict[str, Any]) -> object:
-    """Return the messages of a record in any of the layouts; None if it has none of them."""
-    for question, answer in _PAIRS:
-        if question in record and answer in record:
-            return [
-                {"role": "user", "content": record[question]},
-                {"role": "assistant", "content": record[answer]},
-            ]
-    turns = record.get("conversations")
-    if isinstance(turns, list) and all(isinstance(turn, dict) and "from" in turn for turn in turns):
-        return [
-            {"role": _SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn.get("value")}
-            for turn in turns
-        ]
-    return record.get("messages")
-
-
-def decode_message(message: object, where: str) -> dict[str, Any]:
-    """Return a message as templates read it: content is text, arguments of calls are objects.
-
-    Raises:
-        ConversationFormatError: If it is no message; names the line.
-    """
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ConversationFormatError(f"{where}: a message has no role", remedy="give it one")
-    decoded = {**message, "content": _text_of(message.get("content"))}
-    if message.get("tool_calls"):
-        # A null would be spelt out by templates that only paste it.
-        decoded["content"] = decoded["content"] or ""
-        decoded["tool_calls"] = [_decode_call(call, where) for call in message["tool_calls"]]
-    if decoded["content"] is None:
+    if row.weights is not None and not any(row.weights):
         raise ConversationFormatError(
-            f"{where}: a message of the {message['role']} has no content that is text",
-            remedy="give it a content",
+            f"{where}: nothing of the line is trained on: no answer has a weight above 0",
+            remedy="leave the line out, or give an answer a weight",
         )
-    return decoded
+    return Conversation(row.messages, row.tools, where, row.weights, row.layout)
 
 
-def _text_of(content: object) -> str | None:
-    """Return text, also of a list of parts that are all text; None if it is something else."""
-    if isinstance(content, list) and content:
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        return "".join(texts) if len(texts) == len(parts) else None
-    return content if isinstance(content, str) else None
-
-
-def _decode_call(call: object, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or "name" not in function:
+def _split_answer(
+    tokenizer: Tokenizer, messages: Sequence[Message], weight: float, tools: Tools
+) -> _Answer:
+    prompt = tokenizer.render_chat_template(messages[:-1], add_generation_prompt=True, tools=tools)
+    whole = tokenizer.render_chat_template(messages, tools=tools)
+    if not whole.startswith(prompt):
         raise ConversationFormatError(
-            f"{where}: a tool call names no function", remedy="write it as OpenAI's API does"
+            "the chat template rewrites the prompt once an answer follows",
+            remedy="train on turns one by one with a template that appends",
         )
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # On the wire they are text; templates turn objects into JSON themselves.
-        with contextlib.suppress(json.JSONDecodeError):
-            arguments = json.loads(arguments)
-    return {**call, "function": {**function, "arguments": arguments}}
+    said = whole[len(prompt) :]
+    # Templates put more behind the end of a turn, such as a line break, which no model says.
+    marks = [mark for mark in tokenizer.turn_ends if mark in said]
+    return _Answer(
+        prompt, said[: max((said.rfind(m) + len(m) for m in marks), default=None)], weight
+    )
 
 
-def _check_calls(
-    tokenizer: Tokenizer, messages: Sequence[Message], rendered: Sequence[int]
-) -> None:
-    """Refuse a template that drops the calls that a conversation is about."""
-    names = {
-        call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
-    }
-    if not names:
-        return
-    text = tokenizer.decode(rendered)
-    for name in sorted(names):
-        if str(name) not in text:
-            raise ConversationFormatError(
-                "the model's chat template has no convention for tool calls: it drops the call of "
-                f"{name}",
-                remedy="train a model whose template has one, or write calls as text",
-            )
+def _to_datum(tokenizer: Tokenizer, answers: Sequence[_Answer]) -> Datum:
+    pieces: list[tuple[str, float]] = []
+    done = ""
+    for answer in answers:
+        pieces += [(answer.prompt[len(done) :], 0.0), (answer.said, answer.weight)]
+        done = answer.prompt + answer.said
+    tokens, weights = _cut(tokenizer, pieces, done)
+    return Datum(
+        ModelInput.from_ints(tokens[:-1]),
+        {
+            "target_tokens": np.asarray(tokens[1:], dtype=np.int64),
+            "weights": np.asarray(weights[1:], dtype=np.float32),
+        },
+    )
 
 
-def _end_of_turn(tokenizer: Tokenizer, tokens: Sequence[int], start: int) -> int:
-    """Return the length up to and including the end of the turn; templates add a line break."""
-    for index in range(len(tokens) - 1, start - 1, -1):
-        if tokens[index] == tokenizer.eos_token_id:
-            return index + 1
-    return len(tokens)
+def _cut(
+    tokenizer: Tokenizer, pieces: Sequence[tuple[str, float]], whole: str
+) -> tuple[list[int], list[float]]:
+    """Return the tokens of pieces of a text, and the weight of each token."""
+    together = tokenizer.encode(whole, add_special_tokens=False)
+    tokens: list[int] = []
+    weights: list[float] = []
+    text = ""
+    for piece, weight in pieces:
+        text += piece
+        # Where a token ends at the cut, the whole text has the tokens that a sampler continues.
+        # Elsewhere, such as between line breaks, each side has tokens of its own.
+        up_to_here = tokenizer.encode(text, add_special_tokens=False)
+        if up_to_here == together[: len(up_to_here)] and tokens == together[: len(tokens)]:
+            found = up_to_here[len(tokens) :]
+        else:
+            found = tokenizer.encode(piece, add_special_tokens=False)
+        tokens += found
+        weights += [weight] * len(found)
+    if tokenizer.decode(tokens) != tokenizer.decode(together):
+        raise ConversationFormatError(
+            "the tokenizer writes another text where the prompt is cut from the answer",
+            remedy="begin the answer as the model's template does, without white space before it",
+        )
+    return tokens, weights

@@ -7,12 +7,15 @@ allows inside a string, such as U+2028 and U+0085, which scraped text is full of
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinsmith.errors import ConfigurationError
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class DataFormatError(ConfigurationError):
@@ -62,8 +65,17 @@ def read_lines(
 
 def _decode(line: str, where: str, error_class: type[DataFormatError]) -> Any:
     try:
-        return json.loads(line)
+        value = json.loads(line)
     except json.JSONDecodeError as error:
         raise error_class(
             f"{where}: not JSON: {error.msg}", remedy="write one JSON object on each line"
         ) from error
+    if _SURROGATE.search(line) is not None:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise error_class(
+                f"{where}: a text holds half of a surrogate pair, which is no character",
+                remedy="leave it out, or write both halves",
+            ) from error
+    return value

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinsmith.recipes.tasks.conversations import (
-    Conversation,
-    ConversationFormatError,
-    decode_message,
-)
+from tinsmith.recipes.tasks.conversations import Conversation
 from tinsmith.recipes.tasks.jsonl import read_lines
 from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
+from tinsmith.recipes.tasks.row_layouts import (
+    ConversationFormatError,
+    decode_message,
+    read_prompt,
+    read_tools,
+)
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import Datum
 
@@ -84,9 +86,10 @@ def decode_pair(row: object, where: str) -> PreferencePair:
     if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
         found = f" with the keys {', '.join(map(str, row))}" if isinstance(row, Mapping) else ""
         raise ConversationFormatError(f"{where}: a row{found} is no pair", remedy=_REMEDY)
-    prompt = _messages(row.get("prompt", []), "user", where)
+    prompt = read_prompt(row, where)
+    tools = read_tools(row, where)
     chosen, rejected = (
-        _conversation(prompt, _messages(row[key], "assistant", where), where)
+        _conversation(prompt, _answer(row[key], where), tools, where)
         for key in ("chosen", "rejected")
     )
     if chosen.messages == rejected.messages:
@@ -97,7 +100,10 @@ def decode_pair(row: object, where: str) -> PreferencePair:
 
 
 def _conversation(
-    prompt: list[dict[str, Any]], answer: list[dict[str, Any]], where: str
+    prompt: list[dict[str, Any]],
+    answer: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    where: str,
 ) -> Conversation:
     # An answer that begins with what was asked is the whole conversation.
     is_whole = len(answer) > 1 and answer[0]["role"] != "assistant"
@@ -106,12 +112,12 @@ def _conversation(
         raise ConversationFormatError(
             f"{where}: an answer of the assistant to a prompt is wanted", remedy=_REMEDY
         )
-    return Conversation(messages, None, where)
+    return Conversation(messages, tools, where)
 
 
-def _messages(value: object, role: str, where: str) -> list[dict[str, Any]]:
+def _answer(value: object, where: str) -> list[dict[str, Any]]:
     if isinstance(value, str):
-        return [{"role": role, "content": value}]
+        return [{"role": "assistant", "content": value}]
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith.recipes.tasks import pig_latin
-from tinsmith.recipes.tasks.conversations import (
-    ConversationFormatError,
-    decode_message,
-    find_messages,
-)
 from tinsmith.recipes.tasks.jsonl import read_lines
 from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
 from tinsmith.recipes.tasks.rl_problems import load_problems
+from tinsmith.recipes.tasks.row_layouts import ConversationFormatError, read_prompt
 
 _REMEDY = 'write {"prompt": ...} or {"messages": [...]}'
 
@@ -78,14 +74,9 @@ def decode_prompt(row: object, where: str) -> Messages:
     Raises:
         ConversationFormatError: If there is nothing to ask.
     """
-    raw: object = None
-    if isinstance(row, Mapping):
-        raw = row["prompt"] if "prompt" in row else find_messages(dict(row))
-    if isinstance(raw, str):
-        raw = [{"role": "user", "content": raw}]
-    if not isinstance(raw, list):
+    messages = read_prompt(row, where) if isinstance(row, Mapping) else []
+    if not messages:
         raise ConversationFormatError(f"{where}: a row holds no prompt", remedy=_REMEDY)
-    messages = [decode_message(message, where) for message in raw]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,13 @@ import numpy as np
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks import arithmetic, pig_latin
 from tinsmith.recipes.tasks.conversations import (
+    Conversation,
     conversation_to_datum,
     read_conversations,
     scale_weights,
 )
+from tinsmith.recipes.tasks.lengths import fit_length
+from tinsmith.recipes.tasks.row_layouts import ConversationFormatError
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import Datum, FloatArray, SamplingParams
@@ -60,8 +64,42 @@ class SupervisedTask(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRules:
+    """What is made of the lines of a file.
+
+    Attributes:
+        train_on: Which answers of a line are trained on that does not say it, see `TRAIN_ON`.
+        too_long: What is done with a line that is longer than the context, see `TOO_LONG`.
+        max_context_tokens: Of the model.
+    """
+
+    train_on: str
+    too_long: str
+    max_context_tokens: int
+
+    def data_of(self, conversation: Conversation, tokenizer: Tokenizer) -> list[Datum]:
+        """Return the data of a line.
+
+        Raises:
+            ConversationFormatError: If it cannot be rendered, or is too long; names the line.
+        """
+        return fit_length(
+            conversation.to_data(tokenizer, self.train_on),
+            conversation.where,
+            max_tokens=self.max_context_tokens,
+            too_long=self.too_long,
+        )
+
+
 def make_task(
-    name: str, tokenizer: Tokenizer, *, batch_size: int, seed: int, max_tokens: int
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    batch_size: int,
+    seed: int,
+    max_tokens: int,
+    rules: RowRules,
 ) -> SupervisedTask:
     """Return the task of a name: `pig_latin`, `warm_start`, or a JSONL file of conversations.
 
@@ -73,7 +111,7 @@ def make_task(
     if name == "warm_start":
         return WarmStartTask(tokenizer, batch_size=batch_size, seed=seed)
     return ConversationTask(
-        tokenizer, Path(name), batch_size=batch_size, seed=seed, max_tokens=max_tokens
+        tokenizer, Path(name), batch_size=batch_size, seed=seed, max_tokens=max_tokens, rules=rules
     )
 
 
@@ -189,23 +227,40 @@ class ConversationTask:
     HELD_OUT_EVERY = 10
 
     def __init__(
-        self, tokenizer: Tokenizer, path: Path, *, batch_size: int, seed: int, max_tokens: int
+        self,
+        tokenizer: Tokenizer,
+        path: Path,
+        *,
+        batch_size: int,
+        seed: int,
+        max_tokens: int,
+        rules: RowRules,
     ) -> None:
-        conversations = read_conversations(path)
+        # All of the file is rendered before anything is trained: a bad line is found at once.
+        rendered = [(each, rules.data_of(each, tokenizer)) for each in read_conversations(path)]
+        kept = [(each, data) for each, data in rendered if data]
+        if not kept:
+            raise ConversationFormatError(
+                f"{path}: each line is longer than the model's context",
+                remedy="shorten them, or train a model with a longer one",
+            )
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
-        held_out = conversations[:: self.HELD_OUT_EVERY] if len(conversations) > 1 else []
-        self._held_out = held_out
-        # All of the file is rendered before anything is trained: a bad line is found at once.
-        self._held_out_data = [conversation.to_datum(tokenizer) for conversation in held_out]
-        self._data = [
-            conversation.to_datum(tokenizer)
-            for index, conversation in enumerate(conversations)
+        held_out = kept[:: self.HELD_OUT_EVERY] if len(kept) > 1 else []
+        self._held_out = [conversation for conversation, _ in held_out]
+        self._held_out_data = [datum for _, data in held_out for datum in data]
+        trained = [
+            (conversation, data)
+            for index, (conversation, data) in enumerate(kept)
             if index % self.HELD_OUT_EVERY or not held_out
         ]
+        self._data = [datum for _, data in trained for datum in data]
         self._draw = EpochDraw(len(self._data), min(batch_size, len(self._data)), seed)
         self.description = (
-            f"{len(self._data)} conversations of {path}, {len(held_out) or 'none'} held out"
+            f"{len(trained)} conversations of {path}, {len(held_out) or 'none'} held out"
+            + _told_layouts([conversation for conversation, _ in kept])
+            + (f", {len(rendered) - len(kept)} too long" if len(kept) < len(rendered) else "")
+            + _told_end(tokenizer)
         )
 
     def batch(self, step: int) -> list[Datum]:
@@ -236,6 +291,20 @@ class ConversationTask:
             for each, completion in zip(shown, completions, strict=True)
         ]
         return Evaluation({"held_out_loss": loss / max(num_tokens, 1.0)}, examples)
+
+
+def _told_layouts(conversations: Sequence[Conversation]) -> str:
+    """Return how many lines have which layout; nothing if all are plain messages."""
+    counts = Counter(conversation.layout for conversation in conversations)
+    if set(counts) == {"messages"}:
+        return ""
+    return f" ({', '.join(f'{count} as {name}' for name, count in counts.most_common())})"
+
+
+def _told_end(tokenizer: Tokenizer) -> str:
+    """Return what answers learn to end with, where the model's texts end otherwise."""
+    _, *ends = tokenizer.turn_ends or ("",)
+    return f"; answers end with {ends[0]}, which stops samples" if ends else ""
 
 
 class EpochDraw:

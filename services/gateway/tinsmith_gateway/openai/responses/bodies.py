@@ -22,7 +22,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (None,),
     "prompt": (None,),
     "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
-    "store": (None, False),
     "truncation": (None, "disabled"),
 }
 """Each with the values that ask for nothing."""
@@ -30,7 +29,6 @@ _REASONS = {
     "background": "is not offered: nothing is kept on the server",
     "conversation": "is not offered: nothing is kept on the server; send the whole input",
     "previous_response_id": "is not offered: nothing is kept on the server; send the whole input",
-    "store": "must be false or absent: nothing is kept on the server",
 }
 _PASSED = frozenset(
     {
