@@ -28,7 +28,7 @@ from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
+from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, requested
 from tinsmith_jobs.status import Placement, Status
 
 _ELSEWHERE = ""
@@ -85,13 +85,25 @@ def take_snapshot(
         if workload is None:
             continue
         workloads.append(workload)
-        held = {(entry.role, entry.index) for entry in workload.placed}
         counted.update(
             (item.key.namespace, item.uid, entry.pod)
             for entry in item.status.assignments
-            if (entry.role, entry.index) in held
+            if entry.node
         )
     return Snapshot(tuple(workloads), tuple(_nodes(nodes, pods, counted)))
+
+
+def may_get_nodes(record: WorkloadRecord) -> bool:
+    """Return whether a decision about this version of a workload may give it nodes.
+
+    Whether something else is in its way does not count: that may have been there, or not.
+    """
+    item, status = record.item, record.item.status
+    if record.is_left_alone or item.spec is None or item.is_deleting:
+        return False
+    if isinstance(item, Job) and status.assigned_time is None:
+        return status.phase is Phase.QUEUED
+    return status.phase not in ENDED and bool(_missing(item.spec, status))
 
 
 def policy_of(policy: QueueConfig) -> QueueConfig:
@@ -148,7 +160,11 @@ def _workload(
     stage = _stage(item, blocked, limits, now)
     if stage is None:
         return None
-    placed, missing = _pods(spec, status, defaults)
+    placed = _placed(spec, status, defaults)
+    missing = tuple(
+        PodRequest(role.name, index, requested(role, defaults))
+        for role, index in _missing(spec, status)
+    )
     if not placed and not missing:
         return None
     is_job = isinstance(item, Job)
@@ -190,23 +206,35 @@ def _stage(
     return Stage.WAITING
 
 
-def _pods(
+def _placed(
     spec: JobSpec | PoolSpec, status: Status, defaults: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[Placement, ...], tuple[PodRequest, ...]]:
-    """Return the pods that have a node, and those that want one."""
-    nodes = {(e.role, e.index): e.node for e in status.assignments if e.node}
-    placed, missing = [], []
-    for role in spec.roles:
-        if not role.is_placed:
+) -> tuple[Placement, ...]:
+    """Return the pods that have a node, with what was given to them, whatever the spec says now."""
+    roles = {role.name: role for role in spec.roles}
+    placed = []
+    for entry in status.assignments:
+        if not entry.node:
             continue
-        resources = requested(role, defaults)
-        for index in range(role.replicas):
-            node = nodes.get((role.name, index))
-            if node is None:
-                missing.append(PodRequest(role.name, index, resources))
-            else:
-                placed.append(Placement(role.name, index, node, resources))
-    return tuple(placed), tuple(missing)
+        resources = entry.resources
+        if resources is None:
+            # A release before this one stored GPUs alone.
+            role = roles.get(entry.role)
+            asked = requested(role, defaults) if role is not None else Resources(pods=1)
+            resources = replace(asked, gpus=entry.gpus)
+        placed.append(Placement(entry.role, entry.index, entry.node, resources))
+    return tuple(placed)
+
+
+def _missing(spec: JobSpec | PoolSpec, status: Status) -> list[tuple[Role, int]]:
+    """Return the pods that want a node."""
+    held = {(entry.role, entry.index) for entry in status.assignments if entry.node}
+    return [
+        (role, index)
+        for role in spec.roles
+        if role.is_placed
+        for index in range(role.replicas)
+        if (role.name, index) not in held
+    ]
 
 
 def _nodes(

@@ -28,6 +28,7 @@ from tinsmith_controller.rpc.scheduler_client import (
     SchedulerClient,
     SchedulerError,
 )
+from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
@@ -89,9 +90,11 @@ class ControllerPod:
         )
         deployment = _deployment(config, self._cluster)
         limits = config.limits()
+        writer = StatusWriter(self._cluster, self._stores, self._election)
         self._reconciler = Reconciler(
             self._cluster,
             self._stores,
+            writer,
             self._election,
             self._scheduler,
             EventRecorder(self._cluster, identity=config.replica()),
@@ -104,7 +107,7 @@ class ControllerPod:
         )
         self._assigner = AssignmentLoop(
             self._stores,
-            self._reconciler,
+            writer,
             QueueConfigFile(config.queues_path),
             defaults=deployment.requests,
             projects=config.project_map(),

@@ -70,29 +70,29 @@ class Caches:
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for informer in self._all():
+        for informer in self.informers.values():
             informer.start()
 
     def stop(self) -> None:
         """Begin no further watch."""
-        for informer in self._all():
+        for informer in self.informers.values():
             informer.stop()
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Return whether everything was listed once, within a time for each kind."""
-        return all(informer.wait_synced(timeout_s) for informer in self._all())
+        return all(informer.wait_synced(timeout_s) for informer in self.informers.values())
 
     def note(self, resource: Resource, content: Json) -> None:
         """Take what a request returned."""
-        if resource == PODS:
-            self._pods.put(content)
-        else:
-            (self._jobs if resource == JOBS else self._pools).put(content)
+        self.informers[resource].put(content)
 
     def workload(self, key: NamespacedName) -> WorkloadRecord | None:
         """Return a job or pool."""
-        informer = self._jobs if key.kind == JOB_KIND else self._pools
-        return informer.get((key.namespace, key.name))
+        return self._informer_of(key).get((key.namespace, key.name))
+
+    def is_of_first_list(self, record: WorkloadRecord) -> bool:
+        """Return whether a job or pool is as this process found it when it began."""
+        return self._informer_of(record.item.key).is_of_first_list(record.content)
 
     def jobs(self) -> Iterable[WorkloadRecord]:
         """Return all jobs."""
@@ -128,8 +128,19 @@ class Caches:
         """Return PriorityClasses by name."""
         return {record.name: record for record in self._priorities.snapshot().values()}
 
-    def _all(self) -> tuple[Informer[Any], ...]:
-        return (self._nodes, self._priorities, self._pods, self._pools, self._jobs)
+    @property
+    def informers(self) -> Mapping[Resource, Informer[Any]]:
+        """The informers by what they look at, in the order in which they begin."""
+        return {
+            NODES: self._nodes,
+            PRIORITY_CLASSES: self._priorities,
+            PODS: self._pods,
+            POOLS: self._pools,
+            JOBS: self._jobs,
+        }
+
+    def _informer_of(self, key: NamespacedName) -> Informer[WorkloadRecord]:
+        return self._jobs if key.kind == JOB_KIND else self._pools
 
     def _workload_changed(
         self, before: WorkloadRecord | None, after: WorkloadRecord | None

@@ -203,12 +203,13 @@ class _View:
             elif key not in self.stale:
                 found.append(replace(entry, uid=pod.uid) if pod is not None else entry)
             elif not role.is_placed:
-                found.append(self._entry(key, node="", gpus=0, epoch=epoch))
+                found.append(self._unplaced(key, epoch))
             elif key not in self._homeless and entry.node not in self._observed.cordoned_nodes:
-                found.append(self._entry(key, node=entry.node, gpus=entry.gpus, epoch=epoch))
+                pod_after = pod_name(self._workload, *key, epoch)
+                found.append(replace(entry, pod=pod_after, epoch=epoch, uid=""))
         known = {(entry.role, entry.index) for entry in found}
         found += [
-            self._entry(key, node="", gpus=0, epoch=epoch)
+            self._unplaced(key, epoch)
             for key, role in self._wanted.items()
             if key not in known and not role.is_placed
         ]
@@ -216,8 +217,8 @@ class _View:
             self.epoch = epoch
         return tuple(found)
 
-    def _entry(self, key: tuple[str, int], *, node: str, gpus: int, epoch: int) -> Assignment:
-        return Assignment(pod_name(self._workload, *key, epoch), *key, node, gpus, epoch)
+    def _unplaced(self, key: tuple[str, int], epoch: int) -> Assignment:
+        return Assignment(pod_name(self._workload, *key, epoch), *key, "", 0, epoch)
 
 
 def _to_create(

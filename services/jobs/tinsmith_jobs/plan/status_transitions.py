@@ -31,9 +31,12 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
             key = (role.name, index)
             if key in held or (role.is_placed and key not in placed):
                 continue
-            node = placed[key].node if key in placed else ""
-            gpus = role.gpus if node else 0
-            added.append(Assignment(pod_name(job.key.name, *key, epoch), *key, node, gpus, epoch))
+            pod = pod_name(job.key.name, *key, epoch)
+            added.append(
+                _assignment(pod, placed[key], epoch)
+                if key in placed
+                else Assignment(pod, *key, "", 0, epoch)
+            )
     is_first = status.assigned_time is None
     message = f"nodes were given to {len(placed)} of its pods" if placed else "no pod needs a node"
     status = replace(
@@ -55,14 +58,7 @@ def assign_pool_nodes(
     status = pool.status
     epoch = status.epoch + 1
     added = tuple(
-        Assignment(
-            pod_name(pool.key.name, entry.role, entry.index, epoch),
-            entry.role,
-            entry.index,
-            entry.node,
-            entry.resources.gpus,
-            epoch,
-        )
+        _assignment(pod_name(pool.key.name, entry.role, entry.index, epoch), entry, epoch)
         for entry in placements
     )
     status = replace(
@@ -75,3 +71,17 @@ def assign_pool_nodes(
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def _assignment(pod: str, placement: Placement, epoch: int) -> Assignment:
+    given = placement.resources
+    return Assignment(
+        pod,
+        placement.role,
+        placement.index,
+        placement.node,
+        given.gpus,
+        epoch,
+        cpu_milli=given.cpu_milli,
+        memory_bytes=given.memory_bytes,
+    )
