@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tinsmith_controller.assignment.types import (
@@ -28,7 +28,7 @@ from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, requested
+from tinsmith_jobs.spec import Role, Scheduling, requested
 from tinsmith_jobs.status import Placement, Status
 
 _ELSEWHERE = ""
@@ -77,11 +77,9 @@ def take_snapshot(
     counted: set[tuple[str, str, str]] = set()
     for record in records:
         item = record.item
-        if record.is_left_alone or item.spec is None or item.is_deleting:
+        if record.is_left_alone or item.is_deleting:
             continue
-        workload = _workload(
-            record, item.spec, priorities, blocked, defaults, projects, limits, now
-        )
+        workload = _workload(record, priorities, blocked, defaults, projects, limits, now)
         if workload is None:
             continue
         workloads.append(workload)
@@ -103,7 +101,7 @@ def may_get_nodes(record: WorkloadRecord) -> bool:
         return False
     if isinstance(item, Job) and status.assigned_time is None:
         return status.phase is Phase.QUEUED
-    return status.phase not in ENDED and bool(_missing(item.spec, status))
+    return status.phase not in ENDED and bool(_missing(item.spec.roles, status))
 
 
 def policy_of(policy: QueueConfig) -> QueueConfig:
@@ -138,9 +136,9 @@ def decided_statuses(
     return changed
 
 
-def priority_of(spec: JobSpec | PoolSpec, priorities: Mapping[str, PriorityRecord]) -> int:
+def priority_of(scheduling: Scheduling, priorities: Mapping[str, PriorityRecord]) -> int:
     """Return the value of a workload's PriorityClass, or of the cluster's default one."""
-    name = spec.scheduling.priority_class
+    name = scheduling.priority_class
     if name:
         return priorities[name].value if name in priorities else 0
     return next((entry.value for entry in priorities.values() if entry.is_default), 0)
@@ -148,7 +146,6 @@ def priority_of(spec: JobSpec | PoolSpec, priorities: Mapping[str, PriorityRecor
 
 def _workload(
     record: WorkloadRecord,
-    spec: JobSpec | PoolSpec,
     priorities: Mapping[str, PriorityRecord],
     blocked: Collection[NamespacedName],
     defaults: Mapping[str, Mapping[str, str]],
@@ -157,13 +154,17 @@ def _workload(
     now: datetime.datetime,
 ) -> Workload | None:
     item, status = record.item, record.item.status
+    # What cannot be run holds what it has until that is given back.
+    spec = item.spec
+    roles = () if spec is None else spec.roles
+    scheduling = Scheduling(is_preemptible=False) if spec is None else spec.scheduling
     stage = _stage(item, blocked, limits, now)
     if stage is None:
         return None
-    placed = _placed(spec, status, defaults)
+    placed = _placed(roles, status, defaults)
     missing = tuple(
         PodRequest(role.name, index, requested(role, defaults))
-        for role, index in _missing(spec, status)
+        for role, index in _missing(roles, status)
     )
     if not placed and not missing:
         return None
@@ -171,16 +172,16 @@ def _workload(
     return Workload(
         key=item.key,
         project=projects.get(item.key.namespace, item.key.namespace) if is_job else "",
-        queue=_ELSEWHERE if record.has_own_queue or not is_job else spec.scheduling.queue,
-        priority=priority_of(spec, priorities),
+        queue=_ELSEWHERE if record.has_own_queue or not is_job else scheduling.queue,
+        priority=priority_of(scheduling, priorities),
         created=item.created,
         queued=status.queued_time or item.created,
         stage=stage,
         pods=() if stage is Stage.RELEASING or item.key in blocked else missing,
         placed=placed,
-        rules=replace(spec.scheduling.rules, avoided=avoided_nodes(status, now, limits)),
+        rules=replace(scheduling.rules, avoided=avoided_nodes(status, now, limits)),
         is_gang=is_job,
-        is_preemptible=is_job and spec.scheduling.is_preemptible,
+        is_preemptible=is_job and scheduling.is_preemptible,
         assigned=status.assigned_time,
         preempted_by=status.preempted_by,
     )
@@ -207,10 +208,10 @@ def _stage(
 
 
 def _placed(
-    spec: JobSpec | PoolSpec, status: Status, defaults: Mapping[str, Mapping[str, str]]
+    roles: Sequence[Role], status: Status, defaults: Mapping[str, Mapping[str, str]]
 ) -> tuple[Placement, ...]:
     """Return the pods that have a node, with what was given to them, whatever the spec says now."""
-    roles = {role.name: role for role in spec.roles}
+    by_name = {role.name: role for role in roles}
     placed = []
     for entry in status.assignments:
         if not entry.node:
@@ -218,19 +219,19 @@ def _placed(
         resources = entry.resources
         if resources is None:
             # A release before this one stored GPUs alone.
-            role = roles.get(entry.role)
+            role = by_name.get(entry.role)
             asked = requested(role, defaults) if role is not None else Resources(pods=1)
             resources = replace(asked, gpus=entry.gpus)
         placed.append(Placement(entry.role, entry.index, entry.node, resources))
     return tuple(placed)
 
 
-def _missing(spec: JobSpec | PoolSpec, status: Status) -> list[tuple[Role, int]]:
+def _missing(roles: Sequence[Role], status: Status) -> list[tuple[Role, int]]:
     """Return the pods that want a node."""
     held = {(entry.role, entry.index) for entry in status.assignments if entry.node}
     return [
         (role, index)
-        for role in spec.roles
+        for role in roles
         if role.is_placed
         for index in range(role.replicas)
         if (role.name, index) not in held

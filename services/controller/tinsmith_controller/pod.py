@@ -7,6 +7,7 @@ assignment of nodes is one more key of their queue.
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCI
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.pods.deployment import Deployment
+from tinsmith_controller.pods.job_refusal import refusal_of
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
 from tinsmith_controller.rpc.scheduler_client import (
     GrpcSchedulerClient,
@@ -81,14 +83,15 @@ class ControllerPod:
             identity=config.replica(),
             ttl_s=config.lease_ttl_s,
         )
+        deployment = _deployment(config, self._cluster)
         self._stores = Caches(
             self._cluster,
             config.namespace_list(),
             on_workload=self._queue.add,
             on_capacity=lambda: self._queue.add(_ASSIGN, config.assignment_interval_s),
             on_gone=lambda uid: self._reconciler.forget(uid),
+            check=functools.partial(refusal_of, deployment),
         )
-        deployment = _deployment(config, self._cluster)
         limits = config.limits()
         writer = StatusWriter(self._cluster, self._stores, self._election)
         self._reconciler = Reconciler(

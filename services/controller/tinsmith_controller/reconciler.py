@@ -31,7 +31,6 @@ from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.objects.obstacles import obstacle_of
 from tinsmith_controller.plan.pool_plan import plan_pool
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
@@ -60,7 +59,8 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, requested
 from tinsmith_jobs.status import Assignment, Status
 
 logger = logging.getLogger(__name__)
@@ -219,26 +219,18 @@ class Reconciler:
         if isinstance(item, Job) or item.spec is None:
             return {}
         owner = self._owner(item, item.status)
-        roles = {role.name for role in item.spec.roles}
+        gpus = {role.name: role.gpus for role in item.spec.roles}
         return {
-            entry.pod: template_of(owner, entry, self._deployment)
+            entry.pod: template_of(owner, replace(entry, gpus=gpus[entry.role]), self._deployment)
             for entry in item.status.assignments
-            if entry.role in roles
+            if entry.role in gpus
         }
 
-    def _refusal(self, record: WorkloadRecord) -> str:
-        """Return why a job cannot be run whose author the operators need not trust."""
-        item = record.item
-        if not isinstance(item, Job) or item.spec is None:
-            return ""
-        deployment = self._deployment
-        return deployment.author_policy.refusal(
-            item.spec, has_kueue_label=record.has_own_queue
-        ) or check_images(
-            item.spec,
-            deployment.trusted_images,
-            deployment.own_secrets(),
-        )
+    def _requests(self, item: Job | Pool) -> dict[str, Resources]:
+        if item.spec is None:
+            return {}
+        requests = self._deployment.requests
+        return {role.name: requested(role, requests) for role in item.spec.roles if role.is_placed}
 
     def _observe(self, record: WorkloadRecord, memory: _Memory) -> Observed:
         item = record.item
@@ -259,8 +251,9 @@ class Reconciler:
             ),
             report=report,
             templates=self._templates(item),
+            requests=self._requests(item),
             obstacle=obstacle_of(item, self._stores),
-            rejection=memory.rejection or self._refusal(record),
+            rejection=memory.rejection or record.refusal,
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:

@@ -142,6 +142,8 @@ class Status:
     """Time that it held nodes before that."""
     completion_time: datetime.datetime | None = None
     endpoint: str = ""
+    accepted_spec: str = ""
+    """The spec that holds, as JSON, while nodes are held; see `accepted_spec`."""
     fencing_token: int | None = None
     """Raised by a new leader before it assigns nodes: no write of the one before can land then."""
 

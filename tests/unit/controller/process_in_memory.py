@@ -17,6 +17,7 @@ from tinsmith_controller.assignment_loop import AssignmentLoop
 from tinsmith_controller.kube.api_client import JOBS, POOLS, ApiError
 from tinsmith_controller.kube.leader_election import NotLeaderError
 from tinsmith_controller.objects.caches import Caches
+from tinsmith_controller.objects.conversion import AuthorCheck, allow_all
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
 from tinsmith_controller.rpc.scheduler_client import JobIdentity
@@ -91,7 +92,12 @@ class Process:
     """A controller that began at this moment, and has listed everything."""
 
     def __init__(
-        self, world: World, connection: Connection | None = None, *, queues: Path | None = None
+        self,
+        world: World,
+        connection: Connection | None = None,
+        *,
+        queues: Path | None = None,
+        check: AuthorCheck = allow_all,
     ) -> None:
         self.world = world
         self.connection = connection or Connection(world)
@@ -105,6 +111,7 @@ class Process:
             on_workload=self.due.add,
             on_capacity=self._want_assignment,
             on_gone=lambda uid: self.reconciler.forget(uid),
+            check=check,
         )
         writer = StatusWriter(self.connection, self.caches, self.election)
         self.reconciler = Reconciler(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.controller.cluster_in_memory import World
+from tests.unit.controller.cluster_in_memory import NAMESPACE, World, gpus_of
 from tests.unit.controller.process_in_memory import Process, status_of
 
 
@@ -91,3 +91,23 @@ def test_a_job_whose_spec_cannot_be_read_holds_what_it_has(world: World) -> None
     process.assignment.decide()
 
     assert not status_of(world, "late").get("assignments")
+
+
+def test_a_pool_whose_replicas_change_their_size_is_placed_anew(world: World) -> None:
+    """4 GPUs become 1: what is started has 1, and a job of 7 has room then."""
+    process = Process(world)
+    world.pool("shared", replicas=1, gpus=4)
+    process.settle()
+    assert status_of(world, "shared", "trainerpools")["phase"] == "Ready"
+    trainer = world.get("trainerpools", NAMESPACE, "shared")["spec"]["trainer"]
+    world.edit("trainerpools", "shared", trainer={**trainer, "gpus": 1})
+    world.job("late", gpus=7)
+
+    process.settle(30)
+
+    [pod] = [each for each in world.of("pods") if each["metadata"]["name"].startswith("shared")]
+    assert gpus_of(pod) == 1
+    assert "command" not in pod["spec"]["containers"][0]
+    assert status_of(world, "shared", "trainerpools")["phase"] == "Ready"
+    assert status_of(world, "late")["phase"] == "Running"
+    assert world.assigned() == {"n0": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,10 +18,12 @@ from tinsmith_controller.kube.api_client import (
 )
 from tinsmith_controller.kube.informer import Informer, Watchable
 from tinsmith_controller.objects.conversion import (
+    AuthorCheck,
     NodeRecord,
     PodRecord,
     PriorityRecord,
     WorkloadRecord,
+    allow_all,
     node_record,
     pod_record,
     priority_record,
@@ -44,6 +47,7 @@ class Caches:
         on_workload: Called with each workload that something happened to.
         on_capacity: Called when something happened that the assignment depends on.
         on_gone: Called with the uid of a workload that is gone.
+        check: Says why the operators do not let a job run.
     """
 
     def __init__(
@@ -54,14 +58,16 @@ class Caches:
         on_workload: OnWorkload,
         on_capacity: Callable[[], None],
         on_gone: Callable[[str], None],
+        check: AuthorCheck = allow_all,
     ) -> None:
         self._on_workload = on_workload
         self._on_capacity = on_capacity
         self._on_gone = on_gone
         self._lock = threading.Lock()
         self._pods_by_owner: dict[str, dict[str, PodRecord]] = {}
-        self._jobs = Informer(cluster, JOBS, namespaces, workload_record, self._workload_changed)
-        self._pools = Informer(cluster, POOLS, namespaces, workload_record, self._workload_changed)
+        workload = functools.partial(workload_record, check=check)
+        self._jobs = Informer(cluster, JOBS, namespaces, workload, self._workload_changed)
+        self._pools = Informer(cluster, POOLS, namespaces, workload, self._workload_changed)
         self._pods = Informer(cluster, PODS, _EVERYWHERE, pod_record, self._pod_changed)
         self._nodes = Informer(cluster, NODES, _EVERYWHERE, node_record, self._node_changed)
         self._priorities = Informer(

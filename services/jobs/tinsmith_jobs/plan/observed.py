@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec
 from tinsmith_jobs.status import Saved, Status
 
@@ -104,6 +105,7 @@ class Observed:
         cordoned_nodes: Nodes that take no new pods.
         report: The driver's last report.
         templates: What each pod of a pool would be made from now, by its name.
+        requests: What a pod of each role would be given now, by name of the role.
         obstacle: What keeps it from being started at all, besides nodes; one sentence.
         missing: A server outside the workload that it needs and that is not there; one sentence.
             Unlike an obstacle, it counts against the startup deadline.
@@ -116,6 +118,7 @@ class Observed:
     cordoned_nodes: frozenset[str] = frozenset()
     report: Report | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, Resources] = field(default_factory=dict)
     obstacle: str = ""
     missing: str = ""
     rejection: str = ""
@@ -130,10 +133,12 @@ class Job:
         uid: Its uid.
         generation: Counts changes of the spec.
         created: When it was made.
-        spec: What it asks for; None if that cannot be run.
+        spec: The spec that holds; None if that cannot be run.
         spec_error: Why not.
         status: What the controller wrote last.
         is_deleting: Whether it was deleted; the cluster then deletes its pods.
+        spec_text: The spec that holds, as JSON.
+        edit_error: Why the present spec does not hold, but the one before it.
     """
 
     key: NamespacedName
@@ -144,6 +149,8 @@ class Job:
     spec_error: str
     status: Status
     is_deleting: bool = False
+    spec_text: str = ""
+    edit_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +165,5 @@ class Pool:
     spec_error: str
     status: Status
     is_deleting: bool = False
+    spec_text: str = ""
+    edit_error: str = ""

@@ -151,6 +151,10 @@ class _View:
                 self._homeless.add(key)
             elif pod is None and entry.uid:
                 self._replace(entry, f"pod {entry.pod} is gone")
+            elif pod is None and not self._has_its_size(entry):
+                # Nothing was made of it yet, so nothing is lost.
+                self.stale.add(key)
+                self._homeless.add(key)
             elif entry.pod in self._observed.taken_names:
                 self._replace(entry, f"another pod has the name {entry.pod}")
             elif pod is not None and pod.has_ended and not is_fine(pod, role):
@@ -204,7 +208,11 @@ class _View:
                 found.append(replace(entry, uid=pod.uid) if pod is not None else entry)
             elif not role.is_placed:
                 found.append(self._unplaced(key, epoch))
-            elif key not in self._homeless and entry.node not in self._observed.cordoned_nodes:
+            elif (
+                key not in self._homeless
+                and entry.node not in self._observed.cordoned_nodes
+                and self._has_its_size(entry)
+            ):
                 pod_after = pod_name(self._workload, *key, epoch)
                 found.append(replace(entry, pod=pod_after, epoch=epoch, uid=""))
         known = {(entry.role, entry.index) for entry in found}
@@ -216,6 +224,14 @@ class _View:
         if any(entry.epoch == epoch for entry in found) or self._homeless:
             self.epoch = epoch
         return tuple(found)
+
+    def _has_its_size(self, entry: Assignment) -> bool:
+        """Whether a pod made now asks for what was given; else it is placed anew."""
+        wanted = self._observed.requests.get(entry.role)
+        if wanted is None or not entry.node:
+            return True
+        given = entry.resources
+        return entry.gpus == wanted.gpus if given is None else given == wanted
 
     def _unplaced(self, key: tuple[str, int], epoch: int) -> Assignment:
         return Assignment(pod_name(self._workload, *key, epoch), *key, "", 0, epoch)

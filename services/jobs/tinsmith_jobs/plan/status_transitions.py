@@ -9,6 +9,7 @@ from dataclasses import replace
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import pod_name
+from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.status import Assignment, Placement, Status
 
@@ -47,6 +48,7 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
         assigned_time=now if is_first else status.assigned_time,
         start_time=status.start_time or now,
         waiting_for="",
+        accepted_spec=job.spec_text,
     )
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
@@ -68,9 +70,35 @@ def assign_pool_nodes(
         assigned_time=status.assigned_time or now,
         start_time=status.start_time or now,
         waiting_for="",
+        accepted_spec=pool.spec_text,
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def accept_spec(
+    item: Job | Pool, status: Status, now: datetime.datetime
+) -> tuple[Status, Event | None]:
+    """Return the status that says which spec holds while nodes are held, and an event of a refusal.
+
+    A refused edit leaves the pods as they are, with a condition that says what is wrong.
+    """
+    if status.assigned_time is not None:
+        status = replace(status, accepted_spec=item.spec_text)
+    old = status.condition(conditions.SPEC_ACCEPTED)
+    if not item.edit_error:
+        if old is not None and not old.is_true:
+            status = status.with_condition(
+                conditions.SPEC_ACCEPTED, True, conditions.EDIT_ACCEPTED, "the spec holds", now
+            )
+        return status, None
+    message = f"{item.edit_error}; until that is mended, the spec before this edit holds"
+    is_told = old is not None and not old.is_true and old.message == message
+    status = status.with_condition(
+        conditions.SPEC_ACCEPTED, False, conditions.EDIT_REFUSED, message, now
+    )
+    event = None if is_told else Event(conditions.EDIT_REFUSED, message, is_warning=True)
+    return status, event
 
 
 def _assignment(pod: str, placement: Placement, epoch: int) -> Assignment:
