@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tinsmith_controller.assignment.decide import decide
+from tinsmith_controller.assignment.healing import decide_and_heal
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment.types import Decisions
 from tinsmith_controller.assignment_snapshot import (
@@ -108,7 +108,9 @@ class AssignmentLoop:
             now=now,
         )
         begin_s = self._clock()
-        decisions = decide(view.workloads, view.nodes, policy_of(self._policy.current()), now)
+        decisions = decide_and_heal(
+            view.workloads, view.nodes, policy_of(self._policy.current()), now
+        )
         ASSIGNMENT_SECONDS.observe(self._clock() - begin_s)
         is_complete = self._write(records, decisions, now)
         _measure(records, view)
@@ -146,7 +148,9 @@ class AssignmentLoop:
         changed = decided_statuses(items, decisions, now)
         is_complete = True
         for key, status in changed.items():
-            is_sentence = key not in decisions.assign and key not in decisions.preempt
+            is_sentence = not any(
+                key in each for each in (decisions.assign, decisions.preempt, decisions.given_back)
+            )
             if is_sentence and not self._may_say(key, records[key], status):
                 is_complete = False
                 continue
@@ -154,8 +158,11 @@ class AssignmentLoop:
                 self._writer.write(records[key], status)
             except ApiError as error:
                 if error.is_invalid:
-                    # Other workloads do not wait for one whose status the server refuses.
+                    # Other workloads do not wait for one whose status the server refuses, unless
+                    # they are to have what it gives back.
                     _log_refusal(key, error)
+                    if key in decisions.given_back:
+                        return False
                 elif error.is_conflict:
                     # The copies were behind, so what the rest takes for free may not be. The copy
                     # is new now, which wakes this decision again.
@@ -183,6 +190,9 @@ class AssignmentLoop:
                 "nodes assigned",
                 extra={"workload": str(key), "num_pods": len(decisions.assign[key])},
             )
+        elif key in decisions.given_back:
+            DECISIONS.labels("given_back").inc()
+            logger.info("nodes given back", extra={"workload": str(key)})
         elif key in decisions.preempt:
             DECISIONS.labels("preempted").inc()
             logger.info(

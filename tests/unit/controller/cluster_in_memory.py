@@ -48,6 +48,8 @@ class World:
         self.objects: dict[ObjectKey, Json] = {}
         self.changes: dict[str, list[tuple[int, str, Json]]] = {name: [] for name in WATCHED}
         self.trace: list[str] = []
+        self.refused_nodes: set[str] = set()
+        """Nodes that the cluster's scheduler finds unfit, for reasons of its own."""
         self.listeners: list[Callable[[str, Json | None, Json], None]] = []
         self._uids = itertools.count(1)
 
@@ -240,7 +242,7 @@ class World:
         capacity, used = self.capacity(), self.used()
         for name in allowed:
             has_room = capacity.get(name, 0) - used.get(name, 0) >= gpus_of(pod)
-            if has_room and self.is_ready(name):
+            if has_room and self.is_ready(name) and name not in self.refused_nodes:
                 new = clone(pod)
                 new["spec"]["nodeName"] = name
                 self.store("pods", NAMESPACE, new)

@@ -196,6 +196,7 @@ def pod_record(content: Json) -> PodRecord:
         problem=problem or _unscheduled(status),
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
+        unschedulable_since=None if node else _unschedulable_since(status),
         is_turned_away=is_turned_away,
         is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
     )
@@ -264,6 +265,13 @@ def _unscheduled(status: Mapping[str, Any]) -> str:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
             return str(entry.get("message") or "")[:MAX_PROBLEM]
     return ""
+
+
+def _unschedulable_since(status: Mapping[str, Any]) -> datetime.datetime | None:
+    for entry in status.get("conditions") or []:
+        if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
+            return decode_time(entry.get("lastTransitionTime"))
+    return None
 
 
 def _requested(spec: Mapping[str, Any]) -> Resources:

@@ -208,6 +208,8 @@ class _Planner:
             self._events.append(Event(reason, message))
         if self._status.phase is not phase and self._status.stop_time is not None:
             self._status = replace(self._status, phase=phase)
+            if reason == conditions.NODES_OVERDRAWN:
+                self._events.append(Event(reason, message, is_warning=True))
         self._status = self._status.with_condition(
             conditions.READY, False, reason, message, self._now
         )
@@ -241,6 +243,9 @@ class _Planner:
                 conditions.PREEMPTED_BY_PRIORITY,
                 f"gives way to {self._status.preempted_by}, which has a higher priority",
             )
+        assigned = self._status.condition(conditions.ASSIGNED)
+        if assigned is not None and assigned.reason == conditions.NODES_OVERDRAWN:
+            return Phase.SUSPENDING, conditions.NODES_OVERDRAWN, assigned.message
         return Phase.SUSPENDING, conditions.RESUMED, "is resumed once everything was given back"
 
     def _stopped(

@@ -48,6 +48,7 @@ class PodView:
         problem: What the pod says is wrong: a termination message, or why it waits.
         conditions: Types of its conditions that are True.
         template: Hash of what it was made from.
+        unschedulable_since: Since when the cluster's scheduler has found no room for it.
         is_turned_away: Whether its node refused to run it, or put it out.
         is_refused: Whether its node refused to run it though it had said that it has room. A node
             that goes down or lacks something says so itself.
@@ -66,6 +67,7 @@ class PodView:
     problem: str = ""
     conditions: frozenset[str] = frozenset()
     template: str = ""
+    unschedulable_since: datetime.datetime | None = None
     is_turned_away: bool = False
     is_refused: bool = False
 

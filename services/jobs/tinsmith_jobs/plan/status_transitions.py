@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tinsmith_jobs import conditions
@@ -74,6 +74,49 @@ def assign_pool_nodes(
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def give_back(
+    item: Job | Pool, pods: Collection[tuple[str, int]], now: datetime.datetime, *, gives_all: bool
+) -> Status:
+    """Return the status of a workload that loses the nodes of some pods, to be placed anew.
+
+    Args:
+        item: The workload.
+        pods: Role and index of the pods.
+        now: The time.
+        gives_all: Whether it gives back all that it holds, because these have no room anywhere.
+    """
+    status, spec = item.status, item.spec
+    lost = [entry for entry in status.assignments if (entry.role, entry.index) in pods]
+    where = ", ".join(sorted({entry.node for entry in lost}))
+    message = f"others have what {len(lost)} of its pods were given on {where}"
+    status = status.with_condition(
+        conditions.ASSIGNED, False, conditions.NODES_OVERDRAWN, message, now
+    )
+    if gives_all:
+        return replace(status, stop_time=now)
+    # The ranks of a group know each other by the names of their pods.
+    roles = {entry.role for entry in lost}
+    groups = {
+        role.name
+        for role in (spec.roles if spec is not None else ())
+        if spec is not None and role.name in roles and spec.is_group(role)
+    }
+    epoch = status.epoch + 1
+    kept = tuple(
+        replace(
+            entry,
+            pod=pod_name(item.key.name, entry.role, entry.index, epoch),
+            epoch=epoch,
+            uid="",
+        )
+        if entry.role in groups
+        else entry
+        for entry in status.assignments
+        if entry not in lost
+    )
+    return replace(status, assignments=kept, epoch=epoch)
 
 
 def accept_spec(
