@@ -148,3 +148,22 @@ def test_a_replica_of_a_pool_whose_gpus_others_took_is_placed_anew(world: World)
     status = status_of(world, "shared", "trainerpools")
     assert status["phase"] == "Ready"
     assert [entry["node"] for entry in status["assignments"]] == ["n1"]
+
+
+def test_what_a_job_gives_back_is_given_to_others_once(world: World) -> None:
+    """In one decision `ours` gives its node back, and `small` gets what is left of it."""
+    process = Process(world)
+    world.job("ours")
+    process.settle()
+    world.job("other")
+    process.settle()
+    most: list[int] = []
+    world.listeners.append(lambda *_: most.append(max(world.assigned().values(), default=0)))
+    take_the_place(world, "ours-trainer-0-e1", gpus=5)
+    world.job("small", gpus=3)
+
+    process.settle(20)
+
+    assert max(most) == 8
+    assert status_of(world, "ours")["phase"] == "Queued"
+    assert status_of(world, "small")["phase"] == "Running"

@@ -95,7 +95,9 @@ def give_back(
         conditions.ASSIGNED, False, conditions.NODES_OVERDRAWN, message, now
     )
     if gives_all:
-        return replace(status, stop_time=now)
+        # What nothing is bound to counts as free from here on; the rest once its pods are gone.
+        kept = tuple(entry for entry in status.assignments if entry not in lost)
+        return replace(status, assignments=kept, stop_time=now)
     # The ranks of a group know each other by the names of their pods.
     roles = {entry.role for entry in lost}
     groups = {
