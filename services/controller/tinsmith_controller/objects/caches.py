@@ -29,8 +29,9 @@ from tinsmith_controller.objects.conversion import (
     priority_record,
     workload_record,
 )
-from tinsmith_jobs.naming import JOB_KIND, NamespacedName
-from tinsmith_jobs.plan.observed import PodView, Pool
+from tinsmith_jobs.naming import JOB_KIND, POOL_KIND, NamespacedName
+from tinsmith_jobs.plan.observed import Job, PodView, Pool
+from tinsmith_jobs.spec import JobSpec
 
 _EVERYWHERE = ("",)
 
@@ -156,7 +157,17 @@ class Caches:
         if before is not None and (after is None or after.item.uid != before.item.uid):
             self._on_gone(before.item.uid)
         self._on_workload(record.item.key)
+        if record.item.key.kind == POOL_KIND:
+            self._wake_jobs_of(record.item.key)
         self._on_capacity()
+
+    def _wake_jobs_of(self, pool: NamespacedName) -> None:
+        """Have the jobs looked at that may wait for a pool."""
+        for job in self.jobs():
+            item = job.item
+            is_waiting = isinstance(item, Job) and item.status.assigned_time is None
+            if is_waiting and item.key.namespace == pool.namespace and _pool_of(item) == pool.name:
+                self._on_workload(item.key)
 
     def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
         with self._lock:
@@ -201,6 +212,10 @@ class Caches:
         for record in self.workloads():
             self._on_workload(record.item.key)
         self._on_capacity()
+
+
+def _pool_of(item: Job | Pool) -> str:
+    return item.spec.pool if isinstance(item.spec, JobSpec) else ""
 
 
 def _usage(record: PodRecord | None) -> object:

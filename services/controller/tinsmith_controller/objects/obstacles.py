@@ -7,6 +7,11 @@ from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.spec import JobSpec
 
 
+def is_serving(pool: Pool) -> bool:
+    """Return whether any replica of a pool is ready."""
+    return any(role.ready for role in pool.status.role_statuses)
+
+
 def obstacle_of(item: Job | Pool, stores: Caches) -> str:
     """Return one sentence about what is not there; empty if nothing is in the way.
 
@@ -26,4 +31,7 @@ def obstacle_of(item: Job | Pool, stores: Caches) -> str:
             )
         if pool.spec is None:
             return f"waits for the TrainerPool {item.spec.pool}, which cannot be run"
+        # A job that began waits in its own way while replicas of its pool are replaced.
+        if item.status.assigned_time is None and not is_serving(pool):
+            return f"waits for the TrainerPool {item.spec.pool}, which has no replica that is ready"
     return ""
