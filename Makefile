@@ -49,7 +49,7 @@ BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--buil
 .PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
-	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment bench-controller bench-gpu thin-client audit release clean
+	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -341,6 +341,9 @@ bench-observability: venv ## What watching costs a step: metrics and logs, trace
 
 bench-plan: venv ## Estimates of `tinsmith plan` beside measured memory and time of a step
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.plan
+
+simulate-controller: venv ## SEEDS (10,000) random lives of jobs on a bad network, in memory: no GPU is given twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.simulate_controller --seeds $(or $(SEEDS),10000)
 
 bench-gateway: venv ## Calls through the gateway beside direct ones, requests each second, 1,000 long polls
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.gateway

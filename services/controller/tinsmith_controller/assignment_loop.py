@@ -6,13 +6,15 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from tinsmith_controller.assignment.decide import decide
+from tinsmith_controller.assignment.healing import decide_and_heal
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment.types import Decisions
 from tinsmith_controller.assignment_snapshot import (
     Snapshot,
     decided_statuses,
+    may_get_nodes,
     policy_of,
     take_snapshot,
 )
@@ -27,7 +29,8 @@ from tinsmith_controller.metrics import (
 )
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
-from tinsmith_controller.reconciler import Reconciler
+from tinsmith_controller.objects.obstacles import obstacle_of
+from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.limits import Limits
@@ -46,7 +49,7 @@ class AssignmentLoop:
 
     Args:
         stores: Copies of the cluster's objects.
-        reconciler: Writes statuses, and knows which workloads wait for something else.
+        writer: Writes statuses.
         policy: The operators' settings.
         defaults: Requests by kind of role.
         projects: Project by namespace.
@@ -58,7 +61,7 @@ class AssignmentLoop:
     def __init__(
         self,
         stores: Caches,
-        reconciler: Reconciler,
+        writer: StatusWriter,
         policy: QueueConfigFile,
         *,
         defaults: Mapping[str, Mapping[str, str]],
@@ -68,7 +71,7 @@ class AssignmentLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stores = stores
-        self._reconciler = reconciler
+        self._writer = writer
         self._policy = policy
         self._defaults = defaults
         self._projects = projects
@@ -80,33 +83,59 @@ class AssignmentLoop:
     def decide(self) -> float | None:
         """Decide once; return when to decide again though nothing happens.
 
+        Nothing is decided while the outcome of a write is not known: what it gave away would count
+        as free.
+
         Raises:
-            ApiError: If a status cannot be written; what was changed meanwhile is left for the
-                next decision.
+            ApiError: If a status cannot be written, or it is not known whether it was.
             NotLeaderError: If this replica may not act any more.
         """
+        self._writer.settle_all()
+        self._fence()
         records = {record.item.key: record for record in self._stores.workloads()}
-        blocked_uids = self._reconciler.blocked()
         now = self._now()
         view = take_snapshot(
             records.values(),
             self._stores.pods(),
             self._stores.nodes(),
             self._stores.priorities(),
-            blocked={key for key, record in records.items() if record.item.uid in blocked_uids},
+            blocked={
+                key for key, record in records.items() if obstacle_of(record.item, self._stores)
+            },
             defaults=self._defaults,
             projects=self._projects,
             limits=self._limits,
             now=now,
         )
         begin_s = self._clock()
-        decisions = decide(view.workloads, view.nodes, policy_of(self._policy.current()), now)
+        decisions = decide_and_heal(
+            view.workloads, view.nodes, policy_of(self._policy.current()), now
+        )
         ASSIGNMENT_SECONDS.observe(self._clock() - begin_s)
         is_complete = self._write(records, decisions, now)
         _measure(records, view)
         if decisions.waiting and not is_complete:
             return _SENTENCE_INTERVAL_S
         return None
+
+    def _fence(self) -> None:
+        """Give a new version to all that the leader before may still give nodes to.
+
+        A write of its can be under way for as long as it likes: the version of which it was decided
+        is gone. What changed since this process listed everything has another version already.
+        """
+        for record in self._stores.workloads():
+            status = record.item.status
+            if not may_get_nodes(record) or not self._stores.is_of_first_list(record):
+                continue
+            token = (status.fencing_token or 0) + 1
+            try:
+                self._writer.write(record, replace(status, fencing_token=token))
+            except ApiError as error:
+                if error.is_invalid:
+                    _log_refusal(record.item.key, error)
+                elif not (error.is_conflict or error.is_not_found):
+                    raise
 
     def _write(
         self,
@@ -119,21 +148,27 @@ class AssignmentLoop:
         changed = decided_statuses(items, decisions, now)
         is_complete = True
         for key, status in changed.items():
-            is_sentence = key not in decisions.assign and key not in decisions.preempt
+            is_sentence = not any(
+                key in each for each in (decisions.assign, decisions.preempt, decisions.given_back)
+            )
             if is_sentence and not self._may_say(key, records[key], status):
                 is_complete = False
                 continue
             try:
-                self._reconciler.write_status(records[key], status)
+                self._writer.write(records[key], status)
             except ApiError as error:
                 if error.is_invalid:
-                    # Other workloads do not wait for one whose status the server refuses.
-                    logger.error(
-                        "status refused", extra={"workload": str(key), "problem": str(error)}
-                    )
-                elif not (error.is_conflict or error.is_not_found):
+                    # Other workloads do not wait for one whose status the server refuses, unless
+                    # they are to have what it gives back.
+                    _log_refusal(key, error)
+                    if key in decisions.given_back:
+                        return False
+                elif error.is_conflict:
+                    # The copies were behind, so what the rest takes for free may not be. The copy
+                    # is new now, which wakes this decision again.
+                    return False
+                elif not error.is_not_found:
                     raise
-                # Else it was changed, which wakes this decision again.
                 continue
             self._count(key, decisions)
         self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}
@@ -155,11 +190,18 @@ class AssignmentLoop:
                 "nodes assigned",
                 extra={"workload": str(key), "num_pods": len(decisions.assign[key])},
             )
+        elif key in decisions.given_back:
+            DECISIONS.labels("given_back").inc()
+            logger.info("nodes given back", extra={"workload": str(key)})
         elif key in decisions.preempt:
             DECISIONS.labels("preempted").inc()
             logger.info(
                 "preempted", extra={"workload": str(key), "by": str(decisions.preempt[key])}
             )
+
+
+def _log_refusal(key: NamespacedName, error: ApiError) -> None:
+    logger.error("status refused", extra={"workload": str(key), "problem": str(error)})
 
 
 def _measure(records: Mapping[NamespacedName, WorkloadRecord], view: Snapshot) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
+    PodKey,
     PodRequest,
     QueueConfig,
     Share,
@@ -26,10 +27,10 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
-from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes
+from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes, give_back
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
-from tinsmith_jobs.status import Placement, Status
+from tinsmith_jobs.spec import Role, Scheduling, requested
+from tinsmith_jobs.status import Assignment, Placement, Status
 
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
@@ -74,24 +75,42 @@ def take_snapshot(
         now: The time.
     """
     workloads = []
+    pods = list(pods)
+    owned: dict[str, dict[str, PodRecord]] = {}
+    for pod in pods:
+        if pod.owner_uid:
+            owned.setdefault(pod.owner_uid, {})[pod.view.name] = pod
     counted: set[tuple[str, str, str]] = set()
+    seats: set[tuple[str, str, int, str]] = set()
     for record in records:
         item = record.item
-        if record.is_left_alone or item.spec is None or item.is_deleting:
+        if record.is_left_alone or item.is_deleting:
             continue
-        workload = _workload(
-            record, item.spec, priorities, blocked, defaults, projects, limits, now
-        )
+        own = owned.get(item.uid, {})
+        workload = _workload(record, own, priorities, blocked, defaults, projects, limits, now)
         if workload is None:
             continue
         workloads.append(workload)
-        held = {(entry.role, entry.index) for entry in workload.placed}
         counted.update(
             (item.key.namespace, item.uid, entry.pod)
             for entry in item.status.assignments
-            if (entry.role, entry.index) in held
+            if entry.node
         )
-    return Snapshot(tuple(workloads), tuple(_nodes(nodes, pods, counted)))
+        seats.update((item.uid, entry.role, entry.index, entry.node) for entry in workload.placed)
+    return Snapshot(tuple(workloads), tuple(_nodes(nodes, pods, counted, seats)))
+
+
+def may_get_nodes(record: WorkloadRecord) -> bool:
+    """Return whether a decision about this version of a workload may give it nodes.
+
+    Whether something else is in its way does not count: that may have been there, or not.
+    """
+    item, status = record.item, record.item.status
+    if record.is_left_alone or item.spec is None or item.is_deleting:
+        return False
+    if isinstance(item, Job) and status.assigned_time is None:
+        return status.phase is Phase.QUEUED
+    return status.phase not in ENDED and bool(_missing(item.spec.roles, status))
 
 
 def policy_of(policy: QueueConfig) -> QueueConfig:
@@ -104,8 +123,13 @@ def policy_of(policy: QueueConfig) -> QueueConfig:
 def decided_statuses(
     items: Mapping[NamespacedName, Job | Pool], decisions: Decisions, now: datetime.datetime
 ) -> dict[NamespacedName, Status]:
-    """Return the statuses that decisions change, those of new assignments first."""
+    """Return the statuses that decisions change: what is given back, then new assignments."""
     changed: dict[NamespacedName, Status] = {}
+    for key, lost in decisions.given_back.items():
+        item = items.get(key)
+        if item is not None:
+            changed[key] = give_back(item, lost, now, gives_all=key in decisions.released)
+            items = {**items, key: replace(item, status=changed[key])}
     for key, placements in decisions.assign.items():
         item = items.get(key)
         if isinstance(item, Job):
@@ -114,11 +138,12 @@ def decided_statuses(
             changed[key] = assign_pool_nodes(item, placements, now)
     for key, by in decisions.preempt.items():
         item = items.get(key)
-        if isinstance(item, Job) and key not in changed and item.status.preempted_by is None:
+        is_new = key not in decisions.assign and key not in decisions.released
+        if isinstance(item, Job) and is_new and item.status.preempted_by is None:
             changed[key] = replace(item.status, preempted_by=by)
     for key, sentence in decisions.waiting.items():
         item = items.get(key)
-        if item is None or key in decisions.preempt:
+        if item is None or key in decisions.preempt or key in decisions.released:
             continue
         status = changed.get(key, item.status)
         if status.waiting_for != sentence:
@@ -126,9 +151,9 @@ def decided_statuses(
     return changed
 
 
-def priority_of(spec: JobSpec | PoolSpec, priorities: Mapping[str, PriorityRecord]) -> int:
+def priority_of(scheduling: Scheduling, priorities: Mapping[str, PriorityRecord]) -> int:
     """Return the value of a workload's PriorityClass, or of the cluster's default one."""
-    name = spec.scheduling.priority_class
+    name = scheduling.priority_class
     if name:
         return priorities[name].value if name in priorities else 0
     return next((entry.value for entry in priorities.values() if entry.is_default), 0)
@@ -136,7 +161,7 @@ def priority_of(spec: JobSpec | PoolSpec, priorities: Mapping[str, PriorityRecor
 
 def _workload(
     record: WorkloadRecord,
-    spec: JobSpec | PoolSpec,
+    own: Mapping[str, PodRecord],
     priorities: Mapping[str, PriorityRecord],
     blocked: Collection[NamespacedName],
     defaults: Mapping[str, Mapping[str, str]],
@@ -145,26 +170,36 @@ def _workload(
     now: datetime.datetime,
 ) -> Workload | None:
     item, status = record.item, record.item.status
+    # What cannot be run holds what it has until that is given back.
+    spec = item.spec
+    roles = () if spec is None else spec.roles
+    scheduling = Scheduling(is_preemptible=False) if spec is None else spec.scheduling
     stage = _stage(item, blocked, limits, now)
     if stage is None:
         return None
-    placed, missing = _pods(spec, status, defaults)
+    placed = _placed(roles, status, defaults)
+    missing = tuple(
+        PodRequest(role.name, index, requested(role, defaults))
+        for role, index in _missing(roles, status)
+    )
     if not placed and not missing:
         return None
     is_job = isinstance(item, Job)
     return Workload(
         key=item.key,
         project=projects.get(item.key.namespace, item.key.namespace) if is_job else "",
-        queue=_ELSEWHERE if record.has_own_queue or not is_job else spec.scheduling.queue,
-        priority=priority_of(spec, priorities),
+        queue=_ELSEWHERE if record.has_own_queue or not is_job else scheduling.queue,
+        priority=priority_of(scheduling, priorities),
         created=item.created,
         queued=status.queued_time or item.created,
         stage=stage,
         pods=() if stage is Stage.RELEASING or item.key in blocked else missing,
         placed=placed,
-        rules=replace(spec.scheduling.rules, avoided=avoided_nodes(status, now, limits)),
+        idle=_pods_where(status, lambda entry: _is_idle(entry, own.get(entry.pod))),
+        stuck=_pods_where(status, lambda entry: _is_stuck(own.get(entry.pod), limits, now)),
+        rules=replace(scheduling.rules, avoided=avoided_nodes(status, now, limits)),
         is_gang=is_job,
-        is_preemptible=is_job and spec.scheduling.is_preemptible,
+        is_preemptible=is_job and scheduling.is_preemptible,
         assigned=status.assigned_time,
         preempted_by=status.preempted_by,
     )
@@ -190,32 +225,63 @@ def _stage(
     return Stage.WAITING
 
 
-def _pods(
-    spec: JobSpec | PoolSpec, status: Status, defaults: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[Placement, ...], tuple[PodRequest, ...]]:
-    """Return the pods that have a node, and those that want one."""
-    nodes = {(e.role, e.index): e.node for e in status.assignments if e.node}
-    placed, missing = [], []
-    for role in spec.roles:
-        if not role.is_placed:
+def _placed(
+    roles: Sequence[Role], status: Status, defaults: Mapping[str, Mapping[str, str]]
+) -> tuple[Placement, ...]:
+    """Return the pods that have a node, with what was given to them, whatever the spec says now."""
+    by_name = {role.name: role for role in roles}
+    placed = []
+    for entry in status.assignments:
+        if not entry.node:
             continue
-        resources = requested(role, defaults)
-        for index in range(role.replicas):
-            node = nodes.get((role.name, index))
-            if node is None:
-                missing.append(PodRequest(role.name, index, resources))
-            else:
-                placed.append(Placement(role.name, index, node, resources))
-    return tuple(placed), tuple(missing)
+        resources = entry.resources
+        if resources is None:
+            # A release before this one stored GPUs alone.
+            role = by_name.get(entry.role)
+            asked = requested(role, defaults) if role is not None else Resources(pods=1)
+            resources = replace(asked, gpus=entry.gpus)
+        placed.append(Placement(entry.role, entry.index, entry.node, resources))
+    return tuple(placed)
+
+
+def _pods_where(status: Status, holds: Callable[[Assignment], bool]) -> frozenset[PodKey]:
+    return frozenset(
+        (entry.role, entry.index) for entry in status.assignments if entry.node and holds(entry)
+    )
+
+
+def _is_idle(entry: Assignment, pod: PodRecord | None) -> bool:
+    return pod is None or pod.has_ended or pod.node != entry.node
+
+
+def _is_stuck(pod: PodRecord | None, limits: Limits, now: datetime.datetime) -> bool:
+    since = pod.view.unschedulable_since if pod is not None else None
+    if since is None or pod is None or pod.view.is_deleting:
+        return False
+    return (now - since).total_seconds() >= limits.unschedulable_s
+
+
+def _missing(roles: Sequence[Role], status: Status) -> list[tuple[Role, int]]:
+    """Return the pods that want a node."""
+    held = {(entry.role, entry.index) for entry in status.assignments if entry.node}
+    return [
+        (role, index)
+        for role in roles
+        if role.is_placed
+        for index in range(role.replicas)
+        if (role.name, index) not in held
+    ]
 
 
 def _nodes(
     nodes: Iterable[NodeRecord],
     pods: Iterable[PodRecord],
     counted: Collection[tuple[str, str, str]],
+    seats: Collection[tuple[str, str, int, str]],
 ) -> Iterable[Node]:
     """Yield nodes with what is used by pods that no workload is counted for."""
     used: dict[str, Resources] = {}
+    others: dict[str, Resources] = {}
     for pod in pods:
         if not pod.node or pod.has_ended:
             continue
@@ -223,11 +289,16 @@ def _nodes(
         if owner is not None and (owner.namespace, pod.owner_uid, pod.view.name) in counted:
             continue
         used[pod.node] = used.get(pod.node, Resources()) + pod.resources
+        # A pod that is being replaced leaves its seat to the next one.
+        is_own = (pod.owner_uid, pod.view.role, pod.view.index, pod.node) in seats
+        if not pod.view.is_deleting and not is_own:
+            others[pod.node] = others.get(pod.node, Resources()) + pod.resources
     for node in nodes:
         yield Node(
             name=node.name,
             allocatable=node.allocatable,
             used=used.get(node.name, Resources()),
+            others=others.get(node.name, Resources()),
             labels=node.labels,
             taints=node.taints,
             is_ready=node.is_ready,

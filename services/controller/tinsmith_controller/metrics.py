@@ -39,7 +39,7 @@ GPUS = Gauge(
 NODES = Gauge("tinsmith_controller_nodes", "Nodes: ready, cordoned, lost.", ["state"])
 DECISIONS = Counter(
     "tinsmith_controller_decisions_total",
-    "What the assignment decided: assigned, preempted.",
+    "What the assignment decided: assigned, preempted, given_back.",
     ["decision"],
 )
 WATCH_RESTARTS = Counter(

@@ -7,6 +7,7 @@ assignment of nodes is one more key of their queue.
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import threading
 import time
@@ -22,12 +23,14 @@ from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCI
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.pods.deployment import Deployment
+from tinsmith_controller.pods.job_refusal import refusal_of
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
 from tinsmith_controller.rpc.scheduler_client import (
     GrpcSchedulerClient,
     SchedulerClient,
     SchedulerError,
 )
+from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
@@ -80,18 +83,21 @@ class ControllerPod:
             identity=config.replica(),
             ttl_s=config.lease_ttl_s,
         )
+        deployment = _deployment(config, self._cluster)
         self._stores = Caches(
             self._cluster,
             config.namespace_list(),
             on_workload=self._queue.add,
             on_capacity=lambda: self._queue.add(_ASSIGN, config.assignment_interval_s),
             on_gone=lambda uid: self._reconciler.forget(uid),
+            check=functools.partial(refusal_of, deployment),
         )
-        deployment = _deployment(config, self._cluster)
         limits = config.limits()
+        writer = StatusWriter(self._cluster, self._stores, self._election)
         self._reconciler = Reconciler(
             self._cluster,
             self._stores,
+            writer,
             self._election,
             self._scheduler,
             EventRecorder(self._cluster, identity=config.replica()),
@@ -104,7 +110,7 @@ class ControllerPod:
         )
         self._assigner = AssignmentLoop(
             self._stores,
-            self._reconciler,
+            writer,
             QueueConfigFile(config.queues_path),
             defaults=deployment.requests,
             projects=config.project_map(),

@@ -28,9 +28,9 @@ from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
 from tinsmith_controller.objects.events import EventRecorder
+from tinsmith_controller.objects.obstacles import obstacle_of
 from tinsmith_controller.plan.pool_plan import plan_pool
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
@@ -46,6 +46,7 @@ from tinsmith_controller.rpc.scheduler_client import (
     SchedulerClient,
     SchedulerError,
 )
+from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import (
     JOB_KIND,
@@ -58,9 +59,9 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, requested
 from tinsmith_jobs.status import Assignment, Status
-from tinsmith_jobs.status_codec import encode_status
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +77,15 @@ class _Memory:
     Attributes:
         taken_names: Names of pods that others have.
         rejection: Why the cluster will never take a pod.
-        obstacle: What stood in the way the last time.
+        unsettled_pods: Names of pods that may have been made: the answer was lost.
         settled_keys: The epochs whose keys were made good last, and the agents' generation.
         has_services: Whether its services were made.
         has_pod_keys: Whether the secret with the keys of its pods was made, and is there.
     """
 
     taken_names: set[str] = field(default_factory=set)
+    unsettled_pods: set[str] = field(default_factory=set)
     rejection: str = ""
-    obstacle: str = ""
     settled_keys: tuple[frozenset[int | None], int] | None = None
     has_services: bool = False
     has_pod_keys: bool = False
@@ -96,6 +97,7 @@ class Reconciler:
     Args:
         cluster: The API server.
         stores: Copies of its objects.
+        writer: Writes statuses.
         election: Says whether this replica may act.
         scheduler: The scheduler.
         events: Writes events.
@@ -111,6 +113,7 @@ class Reconciler:
         self,
         cluster: Cluster,
         stores: Caches,
+        writer: StatusWriter,
         election: LeaderElection,
         scheduler: SchedulerClient,
         events: EventRecorder,
@@ -124,6 +127,7 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._stores = stores
+        self._writer = writer
         self._election = election
         self._scheduler = scheduler
         self._events = events
@@ -145,12 +149,13 @@ class Reconciler:
             RetryLaterError: If something that it depends on is not there now.
             NotLeaderError: If this replica may not act any more.
         """
+        self._writer.settle(key)
         record = self._stores.workload(key)
         if record is None or record.is_left_alone:
             return None
         item = record.item
         memory = self._memory(item.uid)
-        memory.obstacle = self._obstacle(item)
+        self._settle_pods(item, memory)
         observed = self._observe(record, memory)
         now = self._now()
         plan = (
@@ -177,11 +182,6 @@ class Reconciler:
             self._scheduler.revoke(key)
             self._scheduler.forget(job)
 
-    def blocked(self) -> frozenset[str]:
-        """Return the uids of workloads that wait for something else than nodes."""
-        with self._lock:
-            return frozenset(uid for uid, memory in self._memories.items() if memory.obstacle)
-
     def identities(self) -> dict[str, tuple[NamespacedName, JobIdentity]]:
         """Return the jobs whose drivers may have something to report, by uid."""
         found = {}
@@ -204,19 +204,6 @@ class Reconciler:
             self._memories.pop(uid, None)
             self._reports.pop(uid, None)
 
-    def write_status(self, record: WorkloadRecord, status: Status) -> None:
-        """Write a status, if it differs and the object was not changed since."""
-        encoded = encode_status(status)
-        if encoded == record.content.get("status"):
-            return
-        self._election.require()
-        key = record.item.key
-        resource = JOBS if key.kind == JOB_KIND else POOLS
-        body: Json = {**record.content, "status": encoded}
-        self._stores.note(
-            resource, self._cluster.replace(resource, key.namespace, body, subresource="status")
-        )
-
     def _memory(self, uid: str) -> _Memory:
         with self._lock:
             return self._memories.setdefault(uid, _Memory())
@@ -227,49 +214,23 @@ class Reconciler:
     def _project(self, key: NamespacedName) -> str:
         return self._projects.get(key.namespace, key.namespace)
 
-    def _obstacle(self, item: Job | Pool) -> str:
-        """Return what keeps a workload from being started, besides nodes."""
-        if item.spec is None:
-            return ""
-        name = item.spec.scheduling.priority_class
-        if name and name not in self._stores.priorities():
-            return f"waits for the PriorityClass {name}, which does not exist"
-        if isinstance(item.spec, JobSpec) and item.spec.pool:
-            pool = self._stores.pool(item.key.namespace, item.spec.pool)
-            if pool is None:
-                return (
-                    f"waits for the TrainerPool {item.spec.pool}, which does not exist in "
-                    f"namespace {item.key.namespace}"
-                )
-            if pool.spec is None:
-                return f"waits for the TrainerPool {item.spec.pool}, which cannot be run"
-        return ""
-
     def _templates(self, item: Job | Pool) -> dict[str, str]:
         """Return what pods of a pool would be made from; those of jobs stay as they began."""
         if isinstance(item, Job) or item.spec is None:
             return {}
         owner = self._owner(item, item.status)
-        roles = {role.name for role in item.spec.roles}
+        gpus = {role.name: role.gpus for role in item.spec.roles}
         return {
-            entry.pod: template_of(owner, entry, self._deployment)
+            entry.pod: template_of(owner, replace(entry, gpus=gpus[entry.role]), self._deployment)
             for entry in item.status.assignments
-            if entry.role in roles
+            if entry.role in gpus
         }
 
-    def _refusal(self, record: WorkloadRecord) -> str:
-        """Return why a job cannot be run whose author the operators need not trust."""
-        item = record.item
-        if not isinstance(item, Job) or item.spec is None:
-            return ""
-        deployment = self._deployment
-        return deployment.author_policy.refusal(
-            item.spec, has_kueue_label=record.has_own_queue
-        ) or check_images(
-            item.spec,
-            deployment.trusted_images,
-            deployment.own_secrets(),
-        )
+    def _requests(self, item: Job | Pool) -> dict[str, Resources]:
+        if item.spec is None:
+            return {}
+        requests = self._deployment.requests
+        return {role.name: requested(role, requests) for role in item.spec.roles if role.is_placed}
 
     def _observe(self, record: WorkloadRecord, memory: _Memory) -> Observed:
         item = record.item
@@ -290,8 +251,9 @@ class Reconciler:
             ),
             report=report,
             templates=self._templates(item),
-            obstacle=memory.obstacle,
-            rejection=memory.rejection or self._refusal(record),
+            requests=self._requests(item),
+            obstacle=obstacle_of(item, self._stores),
+            rejection=memory.rejection or record.refusal,
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:
@@ -340,7 +302,7 @@ class Reconciler:
         status = plan.status
         if problem and status.phase not in ENDED:
             status = replace(status, waiting_for=problem)
-        self.write_status(record, status)
+        self._writer.write(record, status)
         for event in plan.events:
             self._events.record(item.key, item.uid, event, now)
         if problem:
@@ -441,7 +403,25 @@ class Reconciler:
                     f"the cluster refuses pod {assignment.pod} for now: {error.message}"
                 ) from error
             else:
+                if error.is_outcome_unknown:
+                    memory.unsettled_pods.add(assignment.pod)
                 raise
+
+    def _settle_pods(self, item: Job | Pool, memory: _Memory) -> None:
+        """Look for pods that may have been made: nodes are not given back while one runs there.
+
+        One that is made still later is seen by the watch, and deleted if it is not wanted by then.
+        """
+        for name in sorted(memory.unsettled_pods):
+            try:
+                found = self._cluster.get(PODS, item.key.namespace, name)
+            except ApiError as error:
+                if not error.is_not_found:
+                    raise
+            else:
+                if _is_owned_by(item, found):
+                    self._stores.note(PODS, found)
+            memory.unsettled_pods.discard(name)
 
     def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
         """Find out whether a pod that has a name is ours, of an earlier look, or foreign."""

@@ -27,6 +27,8 @@ class Assignment:
         epoch: Number under which it was placed.
         uid: Of the pod, once it was seen; a pod that was seen and is gone is not made again under
             its name.
+        cpu_milli: Thousandths of a core that it was given there; None where nothing was counted.
+        memory_bytes: Memory that it was given there; None likewise.
     """
 
     pod: str
@@ -36,6 +38,15 @@ class Assignment:
     gpus: int
     epoch: int
     uid: str = ""
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def resources(self) -> Resources | None:
+        """What it was given on its node; None if that was not stored."""
+        if self.cpu_milli is None or self.memory_bytes is None:
+            return None
+        return Resources(self.cpu_milli, self.memory_bytes, self.gpus, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,10 @@ class Status:
     """Time that it held nodes before that."""
     completion_time: datetime.datetime | None = None
     endpoint: str = ""
+    accepted_spec: str = ""
+    """The spec that holds, as JSON, while nodes are held; see `accepted_spec`."""
+    fencing_token: int | None = None
+    """Raised by a new leader before it assigns nodes: no write of the one before can land then."""
 
     def condition(self, type_: str) -> Condition | None:
         """Return the condition of a type."""

@@ -32,7 +32,9 @@ VARIABLE = {
     ("reconciler.py", "create"): ["SECRETS", "SERVICES"],
     ("reconciler.py", "get"): ["SECRETS", "SERVICES"],
     # A service has no data that could differ.
-    ("reconciler.py", "replace"): ["JOBS", "POOLS", "SECRETS"],
+    ("reconciler.py", "replace"): ["SECRETS"],
+    ("status_writer.py", "get"): ["JOBS", "POOLS"],
+    ("status_writer.py", "replace"): ["JOBS", "POOLS"],
     # Only jobs outlive their time.
     ("reconciler.py", "delete"): ["JOBS"],
 }

@@ -155,7 +155,8 @@ def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | 
         largest = float(cluster.allocatable[row, left].max())
         if group.amounts[row] > largest:
             number = show(largest).split()[0]
-            return f"no node {of}has {show(group.amounts[row])}: the largest has {number}"
+            hint = "; with gpus: 0 it runs on a CPU" if row == GPUS and not largest else ""
+            return f"no node {of}has {show(group.amounts[row])}: the largest has {number}{hint}"
     if not (left & group.eligible).any():
         counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
         states = [text.format(counts[state]) for state, text in _STATES if counts[state]]

@@ -41,6 +41,7 @@ class Node:
         is_cordoned: Whether `spec.unschedulable` is set.
         gpu_product: Such as `NVIDIA-H200`; empty if unknown.
         gpu_memory_gib: Memory of one GPU; 0 if unknown.
+        others: The part of `used` that stays, and is no pod of a workload with an assignment here.
     """
 
     name: str
@@ -52,6 +53,11 @@ class Node:
     is_cordoned: bool = False
     gpu_product: str = ""
     gpu_memory_gib: int = 0
+    others: Resources = field(default_factory=Resources)
+
+
+PodKey = tuple[str, int]
+"""A pod of a workload: its role, and its number within the role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,8 @@ class Workload:
         is_preemptible: Whether it may be asked to give way to a higher priority.
         assigned: When it last got a node; None if it holds nothing.
         preempted_by: On a releasing workload, the one that it gives way to.
+        idle: Those of `placed` that no pod is bound for.
+        stuck: Those whose pod the cluster's scheduler has refused on its node for a while.
     """
 
     key: NamespacedName
@@ -110,6 +118,8 @@ class Workload:
     is_preemptible: bool = True
     assigned: datetime.datetime | None = None
     preempted_by: NamespacedName | None = None
+    idle: frozenset[PodKey] = frozenset()
+    stuck: frozenset[PodKey] = frozenset()
 
     @property
     def num_gpus_wanted(self) -> int:
@@ -159,8 +169,12 @@ class Decisions:
         assign: New placements by workload, in the order in which they were given.
         preempt: Workloads that have to give way, each with the one that it gives way to.
         waiting: One sentence for each workload that wants nodes and got none; a pool, not all.
+        given_back: Pods whose nodes are taken back, by workload; they may be among `assign` anew.
+        released: Jobs that give back all that they hold, because that is not enough any more.
     """
 
     assign: Mapping[NamespacedName, tuple[Placement, ...]]
     preempt: Mapping[NamespacedName, NamespacedName]
     waiting: Mapping[NamespacedName, str]
+    given_back: Mapping[NamespacedName, frozenset[PodKey]] = field(default_factory=dict)
+    released: frozenset[NamespacedName] = frozenset()

@@ -47,6 +47,11 @@ class ApiError(Exception):
         self.message = message
 
     @property
+    def is_outcome_unknown(self) -> bool:
+        """Whether a write may have been done, or be done later: the server did not say no."""
+        return self.status in (0, 408) or self.status >= 500
+
+    @property
     def is_not_found(self) -> bool:
         """Whether there is no such object."""
         return self.status == 404

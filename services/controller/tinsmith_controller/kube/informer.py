@@ -1,8 +1,9 @@
 """Copies of the cluster's objects, kept up to date by a watch each.
 
-A copy can be behind the cluster, never ahead of it, and never behind what this process wrote: what
-a request returned is put in at once. It is listed anew whenever a watch cannot go on, and every
-few minutes in any case.
+A copy can be behind the cluster, never ahead of it. What a request returned is put in at once. So a
+copy is behind what this process wrote only where the outcome of a write is not known; the writer of
+statuses settles those. All is listed anew whenever a watch cannot go on, and every few minutes in
+any case.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Informer(Generic[RecordT]):
         self._records: dict[ObjectKey, RecordT] = {}
         self._versions: dict[ObjectKey, int] = {}
         self._gone: dict[Hashable, int] = {}
+        self._listed: dict[str, int] = {}
+        self._first_listed: dict[str, int] = {}
         self._synced = [threading.Event() for _ in namespaces]
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -109,20 +112,52 @@ class Informer(Generic[RecordT]):
         with self._lock:
             return self._records.get(key)
 
+    def is_of_first_list(self, content: Json) -> bool:
+        """Return whether an object was not changed since this process listed it for the first time.
+
+        All that a process before this one read, and could write with its version, is in that list.
+        """
+        version = _number((content.get("metadata") or {}).get("resourceVersion"))
+        with self._lock:
+            return version <= _of_namespace(self._first_listed, _key_of(content))
+
     def put(self, content: Json) -> None:
-        """Take what a request returned."""
+        """Take what a request returned, however late."""
         self._apply(content, is_deleted=False)
 
     def remove(self, content: Json) -> None:
         """Take note that an object is gone."""
         self._apply(content, is_deleted=True)
 
+    def replace(self, namespace: str, items: list[Json], version: str) -> None:
+        """Take a whole list; what is not in it is gone, unless it was put in since."""
+        number = _number(version)
+        listed = {_key_of(content) for content in items}
+        for content in items:
+            self._apply(content, is_deleted=False, is_listed=True)
+        with self._telling:
+            with self._lock:
+                self._listed[namespace] = max(number, self._listed.get(namespace, 0))
+                self._first_listed.setdefault(namespace, number)
+                missing = [
+                    key
+                    for key in self._records
+                    if key not in listed
+                    and (not namespace or key[0] == namespace)
+                    and self._versions.get(key, 0) <= number
+                ]
+                removed = [self._records.pop(key) for key in missing]
+                for key in missing:
+                    self._versions.pop(key, None)
+            for record in removed:
+                self._on_change(record, None)
+
     def _run(self, namespace: str, synced: threading.Event) -> None:
         pauses = backoff(*_RETRY_S)
         while not self._stopped.is_set():
             try:
                 items, version = self._cluster.list(self._resource, namespace)
-                self._replace(namespace, items, version)
+                self.replace(namespace, items, version)
                 synced.set()
                 pauses = backoff(*_RETRY_S)
                 self._follow(namespace, version)
@@ -151,27 +186,7 @@ class Informer(Generic[RecordT]):
             if kind != "BOOKMARK":
                 self._apply(content, is_deleted=kind == "DELETED")
 
-    def _replace(self, namespace: str, items: list[Json], version: str) -> None:
-        """Take a whole list; what is not in it is gone, unless it was put in since."""
-        listed = {_key_of(content) for content in items}
-        for content in items:
-            self._apply(content, is_deleted=False)
-        with self._telling:
-            with self._lock:
-                missing = [
-                    key
-                    for key in self._records
-                    if key not in listed
-                    and (not namespace or key[0] == namespace)
-                    and self._versions.get(key, 0) <= _number(version)
-                ]
-                removed = [self._records.pop(key) for key in missing]
-                for key in missing:
-                    self._versions.pop(key, None)
-            for record in removed:
-                self._on_change(record, None)
-
-    def _apply(self, content: Json, *, is_deleted: bool) -> None:
+    def _apply(self, content: Json, *, is_deleted: bool, is_listed: bool = False) -> None:
         key = _key_of(content)
         metadata = content.get("metadata") or {}
         version = _number(metadata.get("resourceVersion"))
@@ -185,6 +200,10 @@ class Informer(Generic[RecordT]):
                 if version < known:
                     return
                 before = self._records.get(key)
+                listed = 0 if is_listed else _of_namespace(self._listed, key)
+                if before is None and 0 < version <= listed:
+                    # A newer list did not have it: it is gone, as a late answer cannot know.
+                    return
                 if is_deleted:
                     self._bury(key, tombstone, version)
                 else:
@@ -205,6 +224,11 @@ class Informer(Generic[RecordT]):
 def _key_of(content: Json) -> ObjectKey:
     metadata = content.get("metadata") or {}
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _of_namespace(versions: Mapping[str, int], key: ObjectKey) -> int:
+    """Return the version of the list that an object would be in; 0 before the first."""
+    return max(versions.get(key[0], 0), versions.get("", 0))
 
 
 def _number(version: object) -> int:

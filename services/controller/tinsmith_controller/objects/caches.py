@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,17 +18,20 @@ from tinsmith_controller.kube.api_client import (
 )
 from tinsmith_controller.kube.informer import Informer, Watchable
 from tinsmith_controller.objects.conversion import (
+    AuthorCheck,
     NodeRecord,
     PodRecord,
     PriorityRecord,
     WorkloadRecord,
+    allow_all,
     node_record,
     pod_record,
     priority_record,
     workload_record,
 )
-from tinsmith_jobs.naming import JOB_KIND, NamespacedName
-from tinsmith_jobs.plan.observed import PodView, Pool
+from tinsmith_jobs.naming import JOB_KIND, POOL_KIND, NamespacedName
+from tinsmith_jobs.plan.observed import Job, PodView, Pool
+from tinsmith_jobs.spec import JobSpec
 
 _EVERYWHERE = ("",)
 
@@ -44,6 +48,7 @@ class Caches:
         on_workload: Called with each workload that something happened to.
         on_capacity: Called when something happened that the assignment depends on.
         on_gone: Called with the uid of a workload that is gone.
+        check: Says why the operators do not let a job run.
     """
 
     def __init__(
@@ -54,14 +59,16 @@ class Caches:
         on_workload: OnWorkload,
         on_capacity: Callable[[], None],
         on_gone: Callable[[str], None],
+        check: AuthorCheck = allow_all,
     ) -> None:
         self._on_workload = on_workload
         self._on_capacity = on_capacity
         self._on_gone = on_gone
         self._lock = threading.Lock()
         self._pods_by_owner: dict[str, dict[str, PodRecord]] = {}
-        self._jobs = Informer(cluster, JOBS, namespaces, workload_record, self._workload_changed)
-        self._pools = Informer(cluster, POOLS, namespaces, workload_record, self._workload_changed)
+        workload = functools.partial(workload_record, check=check)
+        self._jobs = Informer(cluster, JOBS, namespaces, workload, self._workload_changed)
+        self._pools = Informer(cluster, POOLS, namespaces, workload, self._workload_changed)
         self._pods = Informer(cluster, PODS, _EVERYWHERE, pod_record, self._pod_changed)
         self._nodes = Informer(cluster, NODES, _EVERYWHERE, node_record, self._node_changed)
         self._priorities = Informer(
@@ -70,29 +77,29 @@ class Caches:
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for informer in self._all():
+        for informer in self.informers.values():
             informer.start()
 
     def stop(self) -> None:
         """Begin no further watch."""
-        for informer in self._all():
+        for informer in self.informers.values():
             informer.stop()
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Return whether everything was listed once, within a time for each kind."""
-        return all(informer.wait_synced(timeout_s) for informer in self._all())
+        return all(informer.wait_synced(timeout_s) for informer in self.informers.values())
 
     def note(self, resource: Resource, content: Json) -> None:
         """Take what a request returned."""
-        if resource == PODS:
-            self._pods.put(content)
-        else:
-            (self._jobs if resource == JOBS else self._pools).put(content)
+        self.informers[resource].put(content)
 
     def workload(self, key: NamespacedName) -> WorkloadRecord | None:
         """Return a job or pool."""
-        informer = self._jobs if key.kind == JOB_KIND else self._pools
-        return informer.get((key.namespace, key.name))
+        return self._informer_of(key).get((key.namespace, key.name))
+
+    def is_of_first_list(self, record: WorkloadRecord) -> bool:
+        """Return whether a job or pool is as this process found it when it began."""
+        return self._informer_of(record.item.key).is_of_first_list(record.content)
 
     def jobs(self) -> Iterable[WorkloadRecord]:
         """Return all jobs."""
@@ -128,8 +135,19 @@ class Caches:
         """Return PriorityClasses by name."""
         return {record.name: record for record in self._priorities.snapshot().values()}
 
-    def _all(self) -> tuple[Informer[Any], ...]:
-        return (self._nodes, self._priorities, self._pods, self._pools, self._jobs)
+    @property
+    def informers(self) -> Mapping[Resource, Informer[Any]]:
+        """The informers by what they look at, in the order in which they begin."""
+        return {
+            NODES: self._nodes,
+            PRIORITY_CLASSES: self._priorities,
+            PODS: self._pods,
+            POOLS: self._pools,
+            JOBS: self._jobs,
+        }
+
+    def _informer_of(self, key: NamespacedName) -> Informer[WorkloadRecord]:
+        return self._jobs if key.kind == JOB_KIND else self._pools
 
     def _workload_changed(
         self, before: WorkloadRecord | None, after: WorkloadRecord | None
@@ -139,7 +157,17 @@ class Caches:
         if before is not None and (after is None or after.item.uid != before.item.uid):
             self._on_gone(before.item.uid)
         self._on_workload(record.item.key)
+        if record.item.key.kind == POOL_KIND:
+            self._wake_jobs_of(record.item.key)
         self._on_capacity()
+
+    def _wake_jobs_of(self, pool: NamespacedName) -> None:
+        """Have the jobs looked at that may wait for a pool."""
+        for job in self.jobs():
+            item = job.item
+            is_waiting = isinstance(item, Job) and item.status.assigned_time is None
+            if is_waiting and item.key.namespace == pool.namespace and _pool_of(item) == pool.name:
+                self._on_workload(item.key)
 
     def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
         with self._lock:
@@ -184,6 +212,10 @@ class Caches:
         for record in self.workloads():
             self._on_workload(record.item.key)
         self._on_capacity()
+
+
+def _pool_of(item: Job | Pool) -> str:
+    return item.spec.pool if isinstance(item.spec, JobSpec) else ""
 
 
 def _usage(record: PodRecord | None) -> object:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tinsmith_controller.assignment.types import Taint
 from tinsmith_controller.kube.api_client import Json
 from tinsmith_controller.objects.pod_outcome import outcome
+from tinsmith_jobs.accepted_spec import held_job_spec, held_pool_spec
 from tinsmith_jobs.naming import (
     INDEX_LABEL,
     JOB_KIND,
@@ -21,8 +22,8 @@ from tinsmith_jobs.naming import (
 from tinsmith_jobs.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
 from tinsmith_jobs.plan.termination import MAX_PROBLEM
 from tinsmith_jobs.quantities import QuantityError, Resources
-from tinsmith_jobs.spec_codec import decode_job, decode_pool, is_left_alone
-from tinsmith_jobs.spec_reader import SpecError
+from tinsmith_jobs.spec import JobSpec
+from tinsmith_jobs.spec_codec import is_left_alone
 from tinsmith_jobs.status_codec import decode_status, decode_time
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -46,12 +47,14 @@ class WorkloadRecord:
         item: The job or pool.
         is_left_alone: Whether another controller manages it.
         has_own_queue: Whether another system's queue decides when it runs.
+        refusal: Why the operators do not let it run; empty if they do.
     """
 
     content: Json
     item: Job | Pool
     is_left_alone: bool = False
     has_own_queue: bool = False
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,17 @@ class PriorityRecord:
     is_default: bool
 
 
-def workload_record(content: Json) -> WorkloadRecord:
+AuthorCheck = Callable[[JobSpec, bool], str]
+"""Says why a job may not be run that has the label of Kueue, or has not; empty if it may."""
+
+
+def allow_all(spec: JobSpec, has_kueue_label: bool) -> str:
+    """Return that any job may be run."""
+    del spec, has_kueue_label
+    return ""
+
+
+def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRecord:
     """Return a job or pool; one that cannot be run has a sentence instead of a spec."""
     metadata = content.get("metadata") or {}
     kind = JOB_KIND if content.get("kind") == JOB_KIND else POOL_KIND
@@ -115,21 +128,35 @@ def workload_record(content: Json) -> WorkloadRecord:
     spec_json, status_json = content.get("spec"), content.get("status")
     if kind == POOL_KIND:
         status = decode_status(status_json, is_pool=True)
-        try:
-            pool = Pool(**common, spec=decode_pool(name, spec_json), spec_error="", status=status)
-        except SpecError as error:
-            pool = Pool(**common, spec=None, spec_error=str(error), status=status)
+        held_pool = held_pool_spec(name, spec_json, status.accepted_spec)
+        pool = Pool(
+            **common,
+            spec=held_pool.spec,
+            spec_error=held_pool.spec_error,
+            status=status,
+            spec_text=held_pool.text,
+            edit_error=held_pool.edit_error,
+        )
         return WorkloadRecord(content, pool)
     status = decode_status(status_json)
-    try:
-        job = Job(**common, spec=decode_job(name, spec_json), spec_error="", status=status)
-    except SpecError as error:
-        job = Job(**common, spec=None, spec_error=str(error), status=status)
+    has_own_queue = _KUEUE_LABEL in (metadata.get("labels") or {})
+    held = held_job_spec(
+        name, spec_json, status.accepted_spec, lambda spec: check(spec, has_own_queue)
+    )
+    job = Job(
+        **common,
+        spec=held.spec,
+        spec_error=held.spec_error,
+        status=status,
+        spec_text=held.text,
+        edit_error=held.edit_error,
+    )
     return WorkloadRecord(
         content,
         job,
         is_left_alone=is_left_alone(spec_json),
-        has_own_queue=_KUEUE_LABEL in (metadata.get("labels") or {}),
+        has_own_queue=has_own_queue,
+        refusal=check(held.spec, has_own_queue) if held.spec is not None else "",
     )
 
 
@@ -169,6 +196,7 @@ def pod_record(content: Json) -> PodRecord:
         problem=problem or _unscheduled(status),
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
+        unschedulable_since=None if node else _unschedulable_since(status),
         is_turned_away=is_turned_away,
         is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
     )
@@ -237,6 +265,13 @@ def _unscheduled(status: Mapping[str, Any]) -> str:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
             return str(entry.get("message") or "")[:MAX_PROBLEM]
     return ""
+
+
+def _unschedulable_since(status: Mapping[str, Any]) -> datetime.datetime | None:
+    for entry in status.get("conditions") or []:
+        if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
+            return decode_time(entry.get("lastTransitionTime"))
+    return None
 
 
 def _requested(spec: Mapping[str, Any]) -> Resources:

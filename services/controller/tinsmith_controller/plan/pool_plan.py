@@ -17,6 +17,7 @@ from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_ref
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodView, Pool
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.status_transitions import accept_spec
 from tinsmith_jobs.spec import SAMPLER, Reaction
 from tinsmith_jobs.status import Failure, Status
 
@@ -32,6 +33,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
     if pool.spec is None:
         return _refuse(pool, status, observed, now)
     status = _forget_old_failures(replace(status, failure=_without_refusal(status.failure)), now)
+    status, refused = accept_spec(pool, status, now)
     kept = maintain_pods(
         pool.key.name,
         pool.spec.roles,
@@ -41,7 +43,8 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         react=lambda _: Reaction.IGNORE,
         may_create=backoff_left_s(status, now, limits) <= 0 and not observed.rejection,
     )
-    events = [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
+    events = [] if refused is None else [refused]
+    events += [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
     for pod, _ in kept.failures:
         failure = describe(pod, conditions.POD_FAILED)
         events.append(Event(conditions.POD_FAILED, failure.message, is_warning=True))
@@ -101,6 +104,8 @@ def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.dateti
         waiting_for="",
         failure=Failure(conditions.INVALID_SPEC, message),
         assignments=(),
+        assigned_time=None,
+        accepted_spec="",
     ).with_condition(conditions.READY, False, conditions.INVALID_SPEC, message, now)
     is_new = pool.status.phase is not PoolPhase.FAILED
     return Plan(

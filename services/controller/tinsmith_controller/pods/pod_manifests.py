@@ -323,7 +323,7 @@ def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> di
 
 def _command(owner: WorkloadContext, role: Role, assignment: Assignment) -> list[str]:
     """Return how a trainer of several ranks is started; others have their image's entry point."""
-    num_ranks = max(1, role.gpus)
+    num_ranks = max(1, assignment.gpus)
     if role.kind != TRAINER or (num_ranks == 1 and not owner.spec.is_group(role)):
         return []
     command = ["torchrun", "--nproc-per-node", str(num_ranks), "--max-restarts", "0"]

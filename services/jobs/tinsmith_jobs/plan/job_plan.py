@@ -28,7 +28,7 @@ from tinsmith_jobs.plan.failure_policy import (
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
-from tinsmith_jobs.plan.status_transitions import assign_nodes
+from tinsmith_jobs.plan.status_transitions import accept_spec, assign_nodes
 from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
 from tinsmith_jobs.spec import (
     DRIVER,
@@ -41,6 +41,10 @@ from tinsmith_jobs.spec import (
     Scheduling,
 )
 from tinsmith_jobs.status import Assignment, Failure, Status
+
+_APPLY_ANEW = (
+    "a change of the spec does not start a job again that failed: delete it, and apply it anew"
+)
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -60,16 +64,23 @@ class _Planner:
         self._observed = observed
         self._now = now
         self._limits = limits
-        status = replace(job.status, observed_generation=job.generation)
+        # What was asked for after the end was not done, so it counts as not seen.
+        is_over = job.status.phase in ENDED
+        generation = job.status.observed_generation if is_over else job.generation
+        status = replace(job.status, observed_generation=generation)
+        status, refused = accept_spec(job, status, now)
         status = with_report(status, observed.report)
         self._status, told = with_divergence(status, observed.report, now)
-        self._events: list[Event] = [] if told is None else [told]
+        self._events: list[Event] = [event for event in (refused, told) if event is not None]
 
     def plan(self) -> Plan:
         """Return the plan."""
         spec = self._job.spec
         if self._status.phase in ENDED:
-            return self._clean_up()
+            if not self._is_corrected():
+                return self._clean_up()
+            token = self._status.fencing_token
+            self._status = Status(observed_generation=self._job.generation, fencing_token=token)
         if spec is None:
             return self._fail(
                 Failure(conditions.INVALID_SPEC, f"the job cannot be run: {self._job.spec_error}")
@@ -88,6 +99,22 @@ class _Planner:
         if self._status.assigned_time is None:
             return self._wait(spec)
         return self._hold(spec)
+
+    def _is_changed(self) -> bool:
+        return self._job.generation != self._job.status.observed_generation
+
+    def _is_corrected(self) -> bool:
+        """Whether a job that could not be run can be now; nothing of it had started."""
+        status = self._status
+        reason = status.failure.reason if status.failure is not None else ""
+        return (
+            status.phase is Phase.FAILED
+            and reason in (conditions.INVALID_SPEC, conditions.POD_REJECTED)
+            and status.start_time is None
+            and self._is_changed()
+            and self._job.spec is not None
+            and not self._observed.rejection
+        )
 
     def _driver_pods(self) -> list[PodView]:
         current = self._status.assigned_to(DRIVER, 0)
@@ -160,8 +187,10 @@ class _Planner:
         is_released = left.is_done and not self._job.status.assignments
         is_old = is_released and ttl_s is not None and age_s >= ttl_s
         requeue_s = None if ttl_s is None else max(1.0, ttl_s - age_s)
+        is_tried_again = self._status.phase is Phase.FAILED and self._is_changed()
+        told = _APPLY_ANEW if is_tried_again else ""
         return Plan(
-            status=replace(self._status, waiting_for="" if left.is_done else left.waiting_for),
+            status=replace(self._status, waiting_for=told if left.is_done else left.waiting_for),
             delete=left.delete,
             key_epochs=self._keys(),
             delete_self=is_old,
@@ -179,6 +208,8 @@ class _Planner:
             self._events.append(Event(reason, message))
         if self._status.phase is not phase and self._status.stop_time is not None:
             self._status = replace(self._status, phase=phase)
+            if reason == conditions.NODES_OVERDRAWN:
+                self._events.append(Event(reason, message, is_warning=True))
         self._status = self._status.with_condition(
             conditions.READY, False, reason, message, self._now
         )
@@ -212,6 +243,9 @@ class _Planner:
                 conditions.PREEMPTED_BY_PRIORITY,
                 f"gives way to {self._status.preempted_by}, which has a higher priority",
             )
+        assigned = self._status.condition(conditions.ASSIGNED)
+        if assigned is not None and assigned.reason == conditions.NODES_OVERDRAWN:
+            return Phase.SUSPENDING, conditions.NODES_OVERDRAWN, assigned.message
         return Phase.SUSPENDING, conditions.RESUMED, "is resumed once everything was given back"
 
     def _stopped(
@@ -264,6 +298,7 @@ class _Planner:
             assignments=(),
             assigned_time=None,
             stop_time=None,
+            accepted_spec="",
             role_statuses=tuple(replace(entry, ready=0) for entry in status.role_statuses),
         )
 

@@ -14,6 +14,8 @@ class Limits:
     backoff_max_s: float = 300.0
     refusal_s: float = 300.0
     """How long a node that refused a pod of a workload gets no pods of it."""
+    unschedulable_s: float = 60.0
+    """How long a pod may find no room on its node before another node is looked for."""
     termination_s: float = 300.0
     """How long a pod may take to be gone once its grace is over; then its job no longer waits."""
     endpoint: str = ""

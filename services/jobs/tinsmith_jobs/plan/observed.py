@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec
 from tinsmith_jobs.status import Saved, Status
 
@@ -47,6 +48,7 @@ class PodView:
         problem: What the pod says is wrong: a termination message, or why it waits.
         conditions: Types of its conditions that are True.
         template: Hash of what it was made from.
+        unschedulable_since: Since when the cluster's scheduler has found no room for it.
         is_turned_away: Whether its node refused to run it, or put it out.
         is_refused: Whether its node refused to run it though it had said that it has room. A node
             that goes down or lacks something says so itself.
@@ -65,6 +67,7 @@ class PodView:
     problem: str = ""
     conditions: frozenset[str] = frozenset()
     template: str = ""
+    unschedulable_since: datetime.datetime | None = None
     is_turned_away: bool = False
     is_refused: bool = False
 
@@ -104,6 +107,7 @@ class Observed:
         cordoned_nodes: Nodes that take no new pods.
         report: The driver's last report.
         templates: What each pod of a pool would be made from now, by its name.
+        requests: What a pod of each role would be given now, by name of the role.
         obstacle: What keeps it from being started at all, besides nodes; one sentence.
         missing: A server outside the workload that it needs and that is not there; one sentence.
             Unlike an obstacle, it counts against the startup deadline.
@@ -116,6 +120,7 @@ class Observed:
     cordoned_nodes: frozenset[str] = frozenset()
     report: Report | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, Resources] = field(default_factory=dict)
     obstacle: str = ""
     missing: str = ""
     rejection: str = ""
@@ -130,10 +135,12 @@ class Job:
         uid: Its uid.
         generation: Counts changes of the spec.
         created: When it was made.
-        spec: What it asks for; None if that cannot be run.
+        spec: The spec that holds; None if that cannot be run.
         spec_error: Why not.
         status: What the controller wrote last.
         is_deleting: Whether it was deleted; the cluster then deletes its pods.
+        spec_text: The spec that holds, as JSON.
+        edit_error: Why the present spec does not hold, but the one before it.
     """
 
     key: NamespacedName
@@ -144,6 +151,8 @@ class Job:
     spec_error: str
     status: Status
     is_deleting: bool = False
+    spec_text: str = ""
+    edit_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +167,5 @@ class Pool:
     spec_error: str
     status: Status
     is_deleting: bool = False
+    spec_text: str = ""
+    edit_error: str = ""

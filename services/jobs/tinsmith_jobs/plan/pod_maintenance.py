@@ -151,6 +151,10 @@ class _View:
                 self._homeless.add(key)
             elif pod is None and entry.uid:
                 self._replace(entry, f"pod {entry.pod} is gone")
+            elif pod is None and not self._has_its_size(entry):
+                # Nothing was made of it yet, so nothing is lost.
+                self.stale.add(key)
+                self._homeless.add(key)
             elif entry.pod in self._observed.taken_names:
                 self._replace(entry, f"another pod has the name {entry.pod}")
             elif pod is not None and pod.has_ended and not is_fine(pod, role):
@@ -203,12 +207,17 @@ class _View:
             elif key not in self.stale:
                 found.append(replace(entry, uid=pod.uid) if pod is not None else entry)
             elif not role.is_placed:
-                found.append(self._entry(key, node="", gpus=0, epoch=epoch))
-            elif key not in self._homeless and entry.node not in self._observed.cordoned_nodes:
-                found.append(self._entry(key, node=entry.node, gpus=entry.gpus, epoch=epoch))
+                found.append(self._unplaced(key, epoch))
+            elif (
+                key not in self._homeless
+                and entry.node not in self._observed.cordoned_nodes
+                and self._has_its_size(entry)
+            ):
+                pod_after = pod_name(self._workload, *key, epoch)
+                found.append(replace(entry, pod=pod_after, epoch=epoch, uid=""))
         known = {(entry.role, entry.index) for entry in found}
         found += [
-            self._entry(key, node="", gpus=0, epoch=epoch)
+            self._unplaced(key, epoch)
             for key, role in self._wanted.items()
             if key not in known and not role.is_placed
         ]
@@ -216,8 +225,16 @@ class _View:
             self.epoch = epoch
         return tuple(found)
 
-    def _entry(self, key: tuple[str, int], *, node: str, gpus: int, epoch: int) -> Assignment:
-        return Assignment(pod_name(self._workload, *key, epoch), *key, node, gpus, epoch)
+    def _has_its_size(self, entry: Assignment) -> bool:
+        """Whether a pod made now asks for what was given; else it is placed anew."""
+        wanted = self._observed.requests.get(entry.role)
+        if wanted is None or not entry.node:
+            return True
+        given = entry.resources
+        return entry.gpus == wanted.gpus if given is None else given == wanted
+
+    def _unplaced(self, key: tuple[str, int], epoch: int) -> Assignment:
+        return Assignment(pod_name(self._workload, *key, epoch), *key, "", 0, epoch)
 
 
 def _to_create(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import pod_name
+from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.status import Assignment, Placement, Status
 
@@ -31,9 +32,12 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
             key = (role.name, index)
             if key in held or (role.is_placed and key not in placed):
                 continue
-            node = placed[key].node if key in placed else ""
-            gpus = role.gpus if node else 0
-            added.append(Assignment(pod_name(job.key.name, *key, epoch), *key, node, gpus, epoch))
+            pod = pod_name(job.key.name, *key, epoch)
+            added.append(
+                _assignment(pod, placed[key], epoch)
+                if key in placed
+                else Assignment(pod, *key, "", 0, epoch)
+            )
     is_first = status.assigned_time is None
     message = f"nodes were given to {len(placed)} of its pods" if placed else "no pod needs a node"
     status = replace(
@@ -44,6 +48,7 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
         assigned_time=now if is_first else status.assigned_time,
         start_time=status.start_time or now,
         waiting_for="",
+        accepted_spec=job.spec_text,
     )
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
@@ -55,14 +60,7 @@ def assign_pool_nodes(
     status = pool.status
     epoch = status.epoch + 1
     added = tuple(
-        Assignment(
-            pod_name(pool.key.name, entry.role, entry.index, epoch),
-            entry.role,
-            entry.index,
-            entry.node,
-            entry.resources.gpus,
-            epoch,
-        )
+        _assignment(pod_name(pool.key.name, entry.role, entry.index, epoch), entry, epoch)
         for entry in placements
     )
     status = replace(
@@ -72,6 +70,91 @@ def assign_pool_nodes(
         assigned_time=status.assigned_time or now,
         start_time=status.start_time or now,
         waiting_for="",
+        accepted_spec=pool.spec_text,
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def give_back(
+    item: Job | Pool, pods: Collection[tuple[str, int]], now: datetime.datetime, *, gives_all: bool
+) -> Status:
+    """Return the status of a workload that loses the nodes of some pods, to be placed anew.
+
+    Args:
+        item: The workload.
+        pods: Role and index of the pods.
+        now: The time.
+        gives_all: Whether it gives back all that it holds, because these have no room anywhere.
+    """
+    status, spec = item.status, item.spec
+    lost = [entry for entry in status.assignments if (entry.role, entry.index) in pods]
+    where = ", ".join(sorted({entry.node for entry in lost}))
+    message = f"others have what {len(lost)} of its pods were given on {where}"
+    status = status.with_condition(
+        conditions.ASSIGNED, False, conditions.NODES_OVERDRAWN, message, now
+    )
+    if gives_all:
+        # What nothing is bound to counts as free from here on; the rest once its pods are gone.
+        kept = tuple(entry for entry in status.assignments if entry not in lost)
+        return replace(status, assignments=kept, stop_time=now)
+    # The ranks of a group know each other by the names of their pods.
+    roles = {entry.role for entry in lost}
+    groups = {
+        role.name
+        for role in (spec.roles if spec is not None else ())
+        if spec is not None and role.name in roles and spec.is_group(role)
+    }
+    epoch = status.epoch + 1
+    kept = tuple(
+        replace(
+            entry,
+            pod=pod_name(item.key.name, entry.role, entry.index, epoch),
+            epoch=epoch,
+            uid="",
+        )
+        if entry.role in groups
+        else entry
+        for entry in status.assignments
+        if entry not in lost
+    )
+    return replace(status, assignments=kept, epoch=epoch)
+
+
+def accept_spec(
+    item: Job | Pool, status: Status, now: datetime.datetime
+) -> tuple[Status, Event | None]:
+    """Return the status that says which spec holds while nodes are held, and an event of a refusal.
+
+    A refused edit leaves the pods as they are, with a condition that says what is wrong.
+    """
+    if status.assigned_time is not None:
+        status = replace(status, accepted_spec=item.spec_text)
+    old = status.condition(conditions.SPEC_ACCEPTED)
+    if not item.edit_error:
+        if old is not None and not old.is_true:
+            status = status.with_condition(
+                conditions.SPEC_ACCEPTED, True, conditions.EDIT_ACCEPTED, "the spec holds", now
+            )
+        return status, None
+    message = f"{item.edit_error}; until that is mended, the spec before this edit holds"
+    is_told = old is not None and not old.is_true and old.message == message
+    status = status.with_condition(
+        conditions.SPEC_ACCEPTED, False, conditions.EDIT_REFUSED, message, now
+    )
+    event = None if is_told else Event(conditions.EDIT_REFUSED, message, is_warning=True)
+    return status, event
+
+
+def _assignment(pod: str, placement: Placement, epoch: int) -> Assignment:
+    given = placement.resources
+    return Assignment(
+        pod,
+        placement.role,
+        placement.index,
+        placement.node,
+        given.gpus,
+        epoch,
+        cpu_milli=given.cpu_milli,
+        memory_bytes=given.memory_bytes,
+    )

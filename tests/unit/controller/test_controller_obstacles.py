@@ -1,0 +1,80 @@
+"""What keeps a job from being started, besides nodes: the state of the cluster alone decides."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.controller.cluster_in_memory import NAMESPACE, World
+from tests.unit.controller.process_in_memory import Process, status_of
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.node("n0")
+    return world
+
+
+def test_a_restart_gives_no_nodes_to_a_job_that_waits_for_something_else(world: World) -> None:
+    first = Process(world)
+    world.job("blocked", priorityClassName="high")
+    first.settle()
+    assert "PriorityClass high" in status_of(world, "blocked")["waitingFor"]
+    second = Process(world)
+
+    second.assignment.decide()  # before any look, as a queue may have it
+
+    assert not world.assigned()
+    world.job("fine")
+    second.settle()
+    assert status_of(world, "fine")["phase"] == "Running"
+    world.edit("trainingjobs", "fine", cancel=True)
+    world.priority_class("high", 1)
+    second.settle()
+    assert status_of(world, "blocked")["phase"] == "Running"
+
+
+def job_on_a_pool(world: World, name: str) -> None:
+    world.job(name)
+    spec = world.get("trainingjobs", NAMESPACE, name)["spec"]
+    roles = {"driver": spec["roles"]["driver"]}
+    world.edit("trainingjobs", name, model=None, poolRef={"name": "shared"}, roles=roles)
+
+
+def test_a_job_waits_until_its_pool_has_a_replica(world: World) -> None:
+    process = Process(world)
+    world.node("n0", 0)
+    world.pool("shared", replicas=1, gpus=1)
+    job_on_a_pool(world, "guest")
+    process.settle()
+    assert status_of(world, "guest")["phase"] == "Queued"
+    assert "has no replica that is ready" in status_of(world, "guest")["waitingFor"]
+
+    world.node("n0", 8)
+    process.settle()
+
+    assert status_of(world, "guest")["phase"] == "Running"
+
+
+def test_a_job_that_began_stays_while_its_pool_is_replaced(world: World) -> None:
+    process = Process(world)
+    world.pool("shared", replicas=1, gpus=1)
+    job_on_a_pool(world, "guest")
+    process.settle()
+    world.node("n0", is_ready=False)
+    process.settle(4)
+    assert status_of(world, "shared", "trainerpools")["phase"] != "Ready"
+    world.node("n0")
+
+    process.settle(20)
+
+    assert status_of(world, "guest")["phase"] == "Running"
+
+
+def test_a_cluster_without_gpus_says_how_to_do_without(world: World) -> None:
+    process = Process(world)
+    world.node("n0", 0)
+    world.job("a", gpus=1)
+
+    process.settle()
+
+    assert "with gpus: 0 it runs on a CPU" in status_of(world, "a")["waitingFor"]
