@@ -1,7 +1,7 @@
 """A cluster in memory: an API server with versions, a scheduler of pods, and a bad network.
 
-No thread, and no clock but `World.now_s`. Revisions are one counter, as in etcd. Whoever drives a
-`Connection` says which request or answer is lost, and when a write lands that was on its way.
+No thread, and no clock but `World.now_s`. Revisions are one counter, as in etcd. The test that
+drives a `Connection` says which request or answer is lost, and when a late write lands.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class World:
         self.edit("trainingjobs", name, roles={**roles, "trainer": roles["trainer"] | fields})
 
     def foreign_pod(self, name: str, node: str, gpus: int) -> None:
-        """Make somebody else's pod, which is there at once."""
+        """Make a pod of another owner, which is there at once."""
         container = {"resources": {"limits": {GPU: str(gpus)}}}
         spec = {"nodeName": node, "containers": [container]}
         status = {"phase": "Running"}
@@ -281,9 +281,9 @@ def _nodes_of(pod: Json) -> list[str]:
 class Connection:
     """What one process sees of the API server.
 
-    `fault` is asked before each request. It returns an empty text if all is well, `request` if the
-    request is lost, `answer` if it is done and that is not told, or `late` if it is not answered
-    and stays under way until `land`.
+    `fault` is asked before each request. It returns an empty text if all is well, and `request` if
+    the request is lost. `answer` stands for one that is done and not answered. `late` stands for
+    one that is not answered and stays under way until `land`.
     """
 
     def __init__(self, world: World, fault: Fault = lambda method, plural, name: "") -> None:

@@ -1,7 +1,7 @@
 """Random lives of jobs on a bad network, each from a seed: what must hold, whatever happens.
 
-Requests and answers are lost, writes arrive late, watches are cut, delayed and told again, and the
-controller is restarted or replaced by another process while its writes are under way. Meanwhile
+Requests and answers are lost, writes arrive late, watches are cut, delayed and told again. The
+controller is restarted, or replaced by another process while its writes are under way. Meanwhile
 people submit, suspend, edit and cancel jobs, nodes come and go, and pods are deleted. Then the
 faults end, and everything has to settle.
 """
@@ -246,7 +246,7 @@ class Life:
         world.say(f"people: {what} {name}")
 
     def _foreign_pod(self) -> None:
-        """Somebody else takes GPUs that no pod has at this moment, and leaves some day."""
+        """A pod of another owner takes GPUs that no pod has at this moment, and leaves some day."""
         world = self.world
         name = f"theirs-{world.revision}"
         node = self.chance.choice(NODES)

@@ -21,7 +21,7 @@ def nodes_of(world: World, name: str) -> list[str]:
 
 
 def take_the_place(world: World, pod: str, gpus: int = 8) -> None:
-    """Have somebody else's pod be faster than the replacement of a pod that is deleted."""
+    """Have a pod of another owner be faster than the replacement of a pod that is deleted."""
     node = world.get("pods", NAMESPACE, pod)["spec"]["nodeName"]
     world.delete("pods", NAMESPACE, pod, at_once=True)
     world.foreign_pod("theirs", node, gpus)

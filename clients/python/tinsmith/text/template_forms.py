@@ -1,7 +1,7 @@
 """The forms of messages that a chat template shows: asked of it by rendering, never read from it.
 
-Clients and data sets write the same message in several forms: a content as text or as a list of
-parts, empty or null beside calls, arguments of calls as text or as an object, instructions of a
+Clients and data sets write the same message in several forms. A content is text or a list of parts,
+empty or null beside calls; arguments of calls are text or an object; instructions come from a
 `developer`. A template knows some of them. Of the others it loses the text, pastes Python's
 spelling, or fails. So each template renders a few conversations with a mark in them, once, and
 every message is given in a form that shows the mark. What a message says is never changed.

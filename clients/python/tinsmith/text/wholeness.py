@@ -1,12 +1,12 @@
 """Whether a rendered conversation holds all that was written in its messages and tools.
 
-A template may pass over a role, a field or a part of a text, and the model then reads something
-else than its author wrote. Two things are looked for. Every place of a text shows a mark that is
+A template may pass over a role, a field or a part of a text. The model then reads something else
+than its author wrote. Two things are looked for. Every place of a text shows a mark that is
 put there instead of it. And every content stands in the rendered text, for templates cut texts at
 marks of their own, such as the end of a thought.
 
-What a template shows of a turn of the assistant while it is the last, and hides once the
-conversation goes on, it hides by its own rule, as the model was trained: thoughts of former turns.
+Some templates show a thought while its turn is the last, and hide it once the conversation goes
+on. That is their own rule, and the model was trained so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gives back nodes that a workload was given and cannot have.
 
-Somebody else's pod can take the GPUs of a pod that is being replaced, and the cluster's scheduler
-may refuse a pod on its node for reasons that only it knows. A pod that waits there would wait until
-its job fails. So where assignments and other people's pods are more than a node has, the youngest
+A pod of another owner can take the GPUs of a pod that is being replaced. The cluster's scheduler
+may refuse a pod on its node for its own reasons. A pod that waits there would wait until its job
+fails. So where assignments and other people's pods are more than a node has, the youngest
 assignments without a bound pod are placed anew. A pod that stays unschedulable is placed anew if
 another node has room for it.
 """

@@ -1,10 +1,10 @@
 """Rows of data files in the layouts that people have, as messages: one reader for every recipe.
 
-Known are OpenAI's `messages` (with `weight`, `function_call` and `functions`), ShareGPT in its
-dialects (LLaMA-Factory's calls and observations among them), Alpaca's instruction, input and
-output, TRL's prompt and completion as texts or messages, axolotl's `train`, and pairs of question
-and answer. Columns that are null count as absent. Whatever would be left out of what the model
-reads, such as pictures or ranges of characters, is refused by its name.
+Known are OpenAI's `messages` (with `weight`, `function_call` and `functions`) and ShareGPT in its
+dialects, LLaMA-Factory's calls and observations among them. So are Alpaca's instruction, input and
+output, and TRL's prompt and completion as texts or messages. axolotl's `train` and pairs of
+question and answer are known too. Columns that are null count as absent. Whatever would be left
+out of what the model reads, such as pictures or ranges of characters, is refused by its name.
 """
 
 from __future__ import annotations
