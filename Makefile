@@ -97,6 +97,7 @@ gate: venv ## Run the tests of what must never break: quick, repeatable, no netw
 
 test: gate ## The same
 
+test-processes: bubblewrap
 test-processes test-heavy test-learning test-timing test-quarantine: test-%: venv
 	$(PYTEST) -m $*
 
