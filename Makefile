@@ -92,7 +92,7 @@ demo-verdict: venv ## The demo, which fails if the model did not learn; SEEDS="0
 demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
 	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
 
-gate: venv ## Run the tests of what must never break: quick, repeatable, no network (6 minutes)
+gate: venv ## Run the tests of what must never break: quick, repeatable, no network (9 minutes)
 	$(PYTEST) -m gate
 
 test: gate ## The same
