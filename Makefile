@@ -61,6 +61,7 @@ $(BIN)/.installed: pyproject.toml uv.lock $(wildcard requirements/*)
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(HASHED) -r requirements/build.txt
+	@echo "Installing the packages of uv.lock into $(VENV): 2 GB, most of it torch; a minute and more."
 	TORCH_INDEX_URL=$(TORCH_INDEX_URL) requirements/install.sh $(VENV) dev
 	$(HASHED) --no-deps -r requirements/cookbook.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .

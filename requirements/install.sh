@@ -15,19 +15,33 @@ for extra in "$@"; do
 	set -- "$@" --extra "$extra"
 	shift
 done
-pip() {
-	"$bin/python" -m pip "$@"
+
+# uv installs four times as fast as pip and reads none of pip's settings, so that it is told where pip looks.
+"$bin/python" -m pip config list >"$work/settings.txt"
+setting() {
+	sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" "$work/settings.txt" | tail -n 1 | sed 's/\\n/ /g'
 }
+sources=
+for url in $(setting index-url); do sources="$sources --default-index $url"; done
+for url in $(setting extra-index-url); do sources="$sources --index $url"; done
+for place in $(setting find-links); do sources="$sources --find-links $place"; done
+certificates=$(setting cert)
+[ -z "$certificates" ] || export SSL_CERT_FILE="$certificates"
+install() {
+	# Unquoted: each source is a word.
+	"$uv" pip install --quiet --no-config --no-cache --python "$bin/python" \
+		--index-strategy unsafe-best-match $sources "$@"
+}
+
 own_torch=
-if [ -n "${TORCH_INDEX_URL:-}" ] || pip config list | grep find-links >/dev/null; then
+if [ -n "${TORCH_INDEX_URL:-}" ] || [ -n "$(setting find-links)" ]; then
 	own_torch=yes
 fi
 "$uv" export --quiet --frozen --no-emit-project "$@" ${own_torch:+--prune torch} -o "$work/hashed.txt"
-pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes -r "$work/hashed.txt"
+install --no-deps --require-hashes -r "$work/hashed.txt"
 if [ -n "$own_torch" ]; then
 	"$uv" export --quiet --frozen --no-emit-project --no-hashes "$@" -o "$work/versions.txt"
 	if grep -q '^torch==' "$work/versions.txt"; then
-		pip install --quiet --disable-pip-version-check --no-cache-dir \
-			${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -c "$work/versions.txt" torch
+		install ${TORCH_INDEX_URL:+--index "$TORCH_INDEX_URL"} -c "$work/versions.txt" torch
 	fi
 fi

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
-from prometheus_client import REGISTRY
 from sqlalchemy.util import await_only
 from tests.fakes.postgres import PostgresServer, new_server
 from tests.fakes.postgres_proxy import PostgresProxy
@@ -67,8 +66,14 @@ class HeldWriter:
         await self._write
 
 
-def num_commits() -> float:
-    return REGISTRY.get_sample_value("tinsmith_ledger_commit_writes_count") or 0.0
+def add_in(number: int, transactions: set[int]) -> Callable[[sa.Connection], int]:
+    """Add a number, and note the transaction that it is added in."""
+
+    def statements(connection: sa.Connection) -> int:
+        transactions.add(connection.execute(sa.text("SELECT txid_current()")).scalar_one())
+        return add(number)(connection)
+
+    return statements
 
 
 # What every database promises.
@@ -85,12 +90,13 @@ async def test_a_write_is_there_when_it_returns(postgres_url: str) -> None:
 
 
 async def test_writes_that_wait_share_one_commit(database: PostgresDatabase) -> None:
-    before = num_commits()
+    shared: set[int] = set()
     async with HeldWriter(database):
-        writes = [asyncio.create_task(database.write(add(number))) for number in range(16)]
+        calls = [add_in(number, shared) for number in range(16)]
+        writes = [asyncio.create_task(database.write(call)) for call in calls]
         await asyncio.sleep(0)
     assert await asyncio.gather(*writes) == list(range(16))
-    assert num_commits() - before == 2  # that of the held write, and one for all the others
+    assert len(shared) == 1
 
 
 async def test_a_write_that_fails_is_rolled_back_alone(database: PostgresDatabase) -> None:
@@ -141,9 +147,9 @@ async def test_writes_made_together_share_one_commit_and_have_their_own_results(
     def bug(connection: sa.Connection) -> int:
         raise RuntimeError("bug")
 
-    before = num_commits()
-    first, failed, last = await database.write_all([add(1), bug, add(2)])
-    assert (first, last, num_commits() - before) == (1, 2, 1)
+    shared: set[int] = set()
+    first, failed, last = await database.write_all([add_in(1, shared), bug, add_in(2, shared)])
+    assert (first, last, len(shared)) == (1, 2, 1)
     assert isinstance(failed, RuntimeError)
     assert await database.write_all([]) == []
     assert await database.read(numbers) == [1, 2]

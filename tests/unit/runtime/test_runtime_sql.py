@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from prometheus_client import REGISTRY
 
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError, StorageFullError
 from tinsmith_runtime.sql import SqliteDatabase
@@ -62,8 +62,22 @@ class HeldWriter:
         await self._write
 
 
-def num_commits() -> float:
-    return REGISTRY.get_sample_value("tinsmith_ledger_commit_writes_count") or 0.0
+async def watched_commits(database: SqliteDatabase) -> list[str]:
+    """Return a list that each commit of the database from now on is added to."""
+    commits: list[str] = []
+
+    def note(statement: str) -> None:
+        if statement == "COMMIT":
+            commits.append(statement)
+
+    def watch(connection: sa.Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_trace_callback(note)
+
+    await database.write(watch)
+    commits.clear()
+    return commits
 
 
 async def test_a_write_is_on_disk_when_it_returns(database: SqliteDatabase, tmp_path: Path) -> None:
@@ -86,12 +100,12 @@ async def test_a_commit_is_synced_to_disk(database: SqliteDatabase) -> None:
 
 
 async def test_writes_that_wait_share_one_commit(database: SqliteDatabase) -> None:
-    before = num_commits()
+    commits = await watched_commits(database)
     async with HeldWriter(database):
         writes = [asyncio.create_task(database.write(add(number))) for number in range(16)]
         await asyncio.sleep(0)
     assert await asyncio.gather(*writes) == list(range(16))
-    assert num_commits() - before == 2  # that of the held write, and one for all the others
+    assert len(commits) == 2  # that of the held write, and one for all the others
 
 
 async def test_a_write_that_fails_is_rolled_back_alone(database: SqliteDatabase) -> None:
@@ -120,9 +134,9 @@ async def test_writes_made_together_share_one_commit_and_have_their_own_results(
     def bug(connection: sa.Connection) -> int:
         raise RuntimeError("bug")
 
-    before = num_commits()
+    commits = await watched_commits(database)
     first, failed, last = await database.write_all([add(1), bug, add(2)])
-    assert (first, last, num_commits() - before) == (1, 2, 1)
+    assert (first, last, len(commits)) == (1, 2, 1)
     assert isinstance(failed, RuntimeError)
     assert await database.read(numbers) == [1, 2]
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import code_pb2
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
@@ -299,12 +300,12 @@ def test_a_failure_is_observed_once_it_was_looked_at(
 
 
 def test_too_large_a_request_uses_no_number(run: tinsmith.TrainingRun, data: Data) -> None:
-    tokens = list(range(9_000_000))
-    huge = tinsmith.Datum(
+    tokens = np.arange(250_000)
+    large = tinsmith.Datum(
         tinsmith.ModelInput.from_ints(tokens), {"target_tokens": tokens, "weights": tokens}
     )
     with pytest.raises(tinsmith.ResourceExhaustedError, match="BATCH_TOO_LARGE"):
-        run.forward_backward([huge])
+        run.forward_backward([large] * 36)
     assert run.forward_backward(data).sequence_number == 1
 
 
