@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinsmith.addresses import normalize_address
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import LocalServer, list_servers, server_in_use
 from tinsmith.names import is_valid_id
@@ -84,10 +85,12 @@ def resolve_settings(
 
     Raises:
         ConfigurationError: If address or key is missing; it names both ways to give them. If the
-            local server that is to be used does not run.
+            address is none. If the local server that is to be used does not run.
     """
-    # `http://` is how clients of the Tinker wire write the same address.
-    address = (address or environ.get("TINSMITH_ADDRESS") or "").removeprefix("http://")
+    name = "the address" if address else "TINSMITH_ADDRESS"
+    address = address or environ.get("TINSMITH_ADDRESS") or ""
+    if address:
+        address = normalize_address(address, name=name)
     api_key = api_key or environ.get("TINSMITH_API_KEY")
     project = project or environ.get("TINSMITH_PROJECT")
     ca_file = ca_file or environ.get("TINSMITH_CA_FILE")

@@ -16,6 +16,7 @@ from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, describe_age, show_json, show_list
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.job_calls import JobInfo
+from tinsmith.kubectl_yaml import parse_value
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
@@ -87,7 +88,7 @@ def submit(
         if file is not None:
             job = client.jobs.create(name, manifest=file)
         else:
-            spec = _spec_of_recipe(recipe, model, steps, adapter, settings or [])
+            spec = spec_of_recipe(recipe, model, steps, adapter, settings or [])
             job = client.jobs.create(name, spec)
     if as_json:
         show_json(dataclasses.asdict(job))
@@ -253,9 +254,21 @@ def _row(job: JobInfo) -> _Row:
     )
 
 
-def _spec_of_recipe(
+def spec_of_recipe(
     recipe: str, model: str, steps: int, adapter: str, settings: Sequence[str]
 ) -> dict[str, Any]:
+    """Return the spec of a job that runs a recipe.
+
+    Args:
+        recipe: A method of jobs.
+        model: The base model.
+        steps: Optimizer steps; 0 leaves them to the recipe.
+        adapter: `lora` or `full`.
+        settings: Of the recipe, each as `key=value`.
+
+    Raises:
+        ConfigurationError: If there is no such recipe, or a setting is none.
+    """
     if recipe not in _METHODS:
         raise ConfigurationError(
             f"there is no recipe {recipe!r}",
@@ -266,7 +279,7 @@ def _spec_of_recipe(
         key, equals, text = word.partition("=")
         if not equals:
             raise ConfigurationError(f"{word!r} is not a setting", remedy="write key=value")
-        parameters[key.strip()] = yaml.safe_load(text)
+        parameters[key.strip()] = parse_value(text, name=key.strip())
     roles: dict[str, Any] = {"trainer": {}}
     if recipe in _SAMPLING:
         roles["sampler"] = {}

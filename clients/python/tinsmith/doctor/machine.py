@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tinsmith.addresses import host_of, normalize_address, proxy_of
 from tinsmith.doctor.findings import Finding, good, note, problem
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import list_servers, server_in_use
@@ -29,7 +30,6 @@ CLIENT_VARIABLES = (
 
 _LEAST_FREE_BYTES = 2 * 1000**3
 _LOCAL_PACKAGES = ("torch", "transformers", "sqlalchemy", "uvicorn")
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _KEY_PREFIXES = ("tsk_", "tml-tsk_", "tml-")
 
 
@@ -85,13 +85,10 @@ def _address(environ: Mapping[str, str]) -> Iterator[Finding]:
     address = environ.get("TINSMITH_ADDRESS", "")
     if not address:
         return
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        yield problem(
-            "address",
-            f"TINSMITH_ADDRESS is {address!r}, which has no port",
-            "write it as host:port, or https://host:port",
-        )
+    try:
+        address = normalize_address(address, name="TINSMITH_ADDRESS")
+    except ConfigurationError as error:
+        yield problem("address", error.message, error.remedy)
     if environ.get("TINSMITH_API_KEY", "") == "" and not _is_local(environ, address):
         yield problem(
             "address",
@@ -110,18 +107,12 @@ def _is_local(environ: Mapping[str, str], address: str) -> bool:
 def _proxy(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find a proxy that gRPC would send the calls through."""
     address = environ.get("TINSMITH_ADDRESS", "")
-    host = address.rpartition("://")[2].rpartition(":")[0]
-    exempt = environ.get("no_grpc_proxy") or environ.get("no_proxy") or environ.get("NO_PROXY", "")
-    named = [name for name in _PROXIES if environ.get(name)]
-    is_exempt = any(
-        host == part.strip() or host.endswith(part.strip().lstrip("*"))
-        for part in exempt.split(",")
-        if part.strip()
-    )
-    if named and host and not is_exempt:
+    proxy = proxy_of(address, environ)
+    if proxy is not None:
+        host = host_of(address)
         yield problem(
             "proxy",
-            f"{named[0]} is set, so that calls to {host} go through a proxy",
+            f"{proxy[0]} is set, so that calls to {host} go through the proxy {proxy[1]}",
             f"export no_proxy={host}",
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tinsmith.addresses import is_loopback
 from tinsmith.errors import ConfigurationError
 from tinsmith.v1 import job_pb2
 
@@ -35,7 +36,7 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
     Raises:
         ConfigurationError: If there is no such file.
     """
-    if spec.method.type not in RECIPE_METHODS or not _is_loopback(address):
+    if spec.method.type not in RECIPE_METHODS or not is_loopback(address):
         return
     may_refuse = address == local_address
     parameters = spec.method.parameters
@@ -55,8 +56,3 @@ def _find(text: str, field: str, may_refuse: bool) -> str:
             remedy="give the path of a file on this machine",
         )
     return str(path.absolute())
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.removeprefix("https://").removeprefix("http://").rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")

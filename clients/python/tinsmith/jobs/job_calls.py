@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from google.protobuf.message import Message
 
 from tinsmith import names
 from tinsmith.errors import ConfigurationError, OperationTimeoutError, TinsmithError
 from tinsmith.jobs.data import find_data
 from tinsmith.jobs.json_form import JobFormatError, parse_manifest, parse_spec, to_json
+from tinsmith.kubectl_yaml import read_documents
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
@@ -459,15 +459,7 @@ def _read_manifest(manifest: str | Path | Mapping[str, Any]) -> object:
     if isinstance(manifest, Mapping):
         return manifest
     path = Path(manifest)
-    try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}", remedy="check the path"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {error}", remedy="correct it") from error
-    found = [each for each in documents if each is not None]
+    found = [each for each in read_documents(path) if each is not None]
     if len(found) != 1:
         raise JobFormatError(f"{path} has {len(found)} documents; give each job its own file")
     return found[0]

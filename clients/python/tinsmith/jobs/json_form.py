@@ -81,14 +81,34 @@ def parse_manifest(manifest: object) -> tuple[str, job_pb2.TrainingJob]:
         raise JobFormatError(f"apiVersion must be {API_VERSION}")
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if not isinstance(metadata, Mapping) or not isinstance(name, str):
+    if not isinstance(metadata, Mapping) or name is None:
         raise JobFormatError("metadata.name is missing")
+    _check_text(name, "metadata.name")
     spec, labels = manifest.get("spec"), metadata.get("labels") or {}
-    if not isinstance(spec, Mapping) or not isinstance(labels, Mapping):
+    if not isinstance(spec, Mapping):
         raise JobFormatError("spec is missing")
+    if not isinstance(labels, Mapping):
+        raise JobFormatError("metadata.labels is no map of names to texts")
+    for key, value in labels.items():
+        _check_text(value, f"metadata.labels.{key}")
     job = job_pb2.TrainingJob(spec=parse_spec(spec))
-    job.labels.update({str(key): str(value) for key, value in labels.items()})
+    job.labels.update(labels)
     return name, job
+
+
+def _check_text(value: object, path: str) -> None:
+    """Refuse what YAML reads as another kind than text, as the cluster would.
+
+    Raises:
+        JobFormatError: If it is none.
+    """
+    if isinstance(value, str):
+        return
+    kind = {bool: "true or false", int: "a number", float: "a number"}.get(type(value))
+    if kind is None:
+        raise JobFormatError(f"{path} is no text")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    raise JobFormatError(f'{path} is {kind}: put it in quotation marks, "{text}"')
 
 
 def _with_whole_numbers(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from tinsmith.addresses import is_near
 from tinsmith.rpc.traced_calls import TracedMethod
 from tinsmith.tracing import spans
 
@@ -33,11 +34,17 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     # Retries are ours: they keep the request id and read the address again.
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    # Pods reach each other directly, whatever proxy the machine has for the internet.
+    ("grpc.enable_http_proxy", 0),
 )
 
 
 def open_channel(
-    address: str, root_certificates: bytes | None = None, *, begins_traces: bool = False
+    address: str,
+    root_certificates: bytes | None = None,
+    *,
+    begins_traces: bool = False,
+    may_use_proxy: bool = False,
 ) -> grpc.aio.Channel:
     """Return a channel to a server.
 
@@ -45,17 +52,19 @@ def open_channel(
         address: `host:port`; `https://host:port` for TLS.
         root_certificates: PEM of the authorities that are trusted; None takes gRPC's own list.
         begins_traces: Whether calls that are part of no trace begin one, as those of clients do.
+        may_use_proxy: Whether a server that is far is reached through the proxy that variables
+            name, as those of clients are; one of this machine or of the cluster never is.
     """
+    uses_proxy = may_use_proxy and not is_near(address)
+    options = (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 1)) if uses_proxy else CHANNEL_OPTIONS
     if address.startswith("https://"):
         channel = grpc.aio.secure_channel(
             address.removeprefix("https://"),
             grpc.ssl_channel_credentials(root_certificates),
-            options=CHANNEL_OPTIONS,
+            options=options,
         )
     else:
-        channel = grpc.aio.insecure_channel(
-            address.removeprefix("http://"), options=CHANNEL_OPTIONS
-        )
+        channel = grpc.aio.insecure_channel(address, options=options)
     return serialize_deterministically(channel, begins_traces=begins_traces)
 
 

@@ -12,6 +12,7 @@ from google.protobuf import message as protobuf_message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tinsmith.addresses import host_of, proxy_of
 from tinsmith.errors import (
     CLASSES,
     ErrorCode,
@@ -120,8 +121,13 @@ def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> Tinsm
         return decode_status(status)
     code, text = error.code(), error.details() or ""
     if address and code is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in text:
+        proxy = proxy_of(address)
         found: TinsmithError = UnavailableError(
             f"no server answers at {address}: {text.rpartition(': ')[2]}"
+            if proxy is None
+            else f"no server answers at {address} through {proxy[0]}={proxy[1]}:"
+            f" {text.rpartition(': ')[2]}; if it is reached directly, export"
+            f" no_proxy={host_of(address)}"
         )
     else:
         kind = UnavailableError if _is_broken_stream(code, text) else _class_of(code.name)

@@ -66,7 +66,9 @@ class Connection:
 
     def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
-        self.channel = open_channel(address, root_certificates, begins_traces=True)
+        self.channel = open_channel(
+            address, root_certificates, begins_traces=True, may_use_proxy=True
+        )
 
     async def close(self) -> None:
         """Close the channel."""

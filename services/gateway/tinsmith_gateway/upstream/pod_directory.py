@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tinsmith.addresses import normalize_address
 from tinsmith.replicas import Replicas
 from tinsmith.rpc.durations import decode_duration
 from tinsmith.rpc.lists import pages
@@ -80,6 +81,7 @@ class Directory:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        scheduler_address = normalize_address(scheduler_address, name="scheduler_address")
         self._scheduler_address = scheduler_address
         self._metadata = credentials.metadata
         self._clock = clock

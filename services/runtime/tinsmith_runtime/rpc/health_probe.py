@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tinsmith.rpc.channels import CHANNEL_OPTIONS
 from tinsmith_runtime.rpc.pod_tls import PodTls
 
 _FILES = ("TINSMITH_POD_CERTIFICATE", "TINSMITH_POD_CERTIFICATE_KEY", "TINSMITH_POD_AUTHORITY")
@@ -31,7 +32,9 @@ def is_serving(
         role: What the server has to be.
     """
     channel = (
-        grpc.insecure_channel(address) if tls is None else tls.open_blocking_channel(address, role)
+        grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        if tls is None
+        else tls.open_blocking_channel(address, role)
     )
     try:
         answer = health_pb2_grpc.HealthStub(channel).Check(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from tinsmith.addresses import normalize_address
 from tinsmith.rpc.error_codec import decode_status, status_of
 from tinsmith.v1 import (
     run_metrics_pb2,
@@ -86,9 +87,13 @@ class SchedulerClient:
     Args:
         address: `host:port` of the scheduler.
         credentials: Of the pod.
+
+    Raises:
+        ConfigurationError: If the address is none.
     """
 
     def __init__(self, address: str, credentials: PodCredentials) -> None:
+        address = normalize_address(address, name="scheduler_address")
         self._channel = credentials.open_channel(address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._run_metrics: Any = run_metrics_pb2_grpc.RunMetricsServiceStub(self._channel)
