@@ -191,7 +191,7 @@ class PostgresServer:
     def create_database(self, name: str = "", *, template: str = "template0") -> str:
         """Create a database and return its URL."""
         name = name or f"test_{next(self._numbers)}"
-        self.query(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        self.query(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
         return self.url_of(name)
 
     def make_standby(self, folder: Path) -> PostgresServer:

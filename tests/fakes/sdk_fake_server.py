@@ -87,6 +87,7 @@ class FakeState:
     """So many accepted calls are answered with UNAVAILABLE although they were accepted."""
     fail_operation: dict[int, status_pb2.Status] = field(default_factory=dict)
     submit_delay_s: dict[int, float] = field(default_factory=dict)
+    in_flight: list[int] = field(default_factory=list)
     paused: bool = False
     """Operations are accepted and not executed."""
     waiting_for: str = ""
@@ -355,15 +356,14 @@ class Trainer(
         await self._server.count(context, kind, request)
         state.requests.append((kind, request))
         number = request.sequence_number
+        state.in_flight.append(len(state.requests) - len(state.operations))
         await asyncio.sleep(state.submit_delay_s.get(number, 0))
         if state.refusals:
             await abort(context, state.refusals.pop(0))
         known = state.operations.get(number)
         if known is not None and known.request.request_id != request.request_id:
-            await abort(
-                context,
-                make_status(code_pb2.ABORTED, "SEQUENCE_NUMBER_REUSED", f"{number} is taken"),
-            )
+            taken = make_status(code_pb2.ABORTED, "SEQUENCE_NUMBER_REUSED", f"{number} is taken")
+            await abort(context, taken)
         if known is None:
             known = state.operations[number] = FakeOperation(number, kind, request)
             refusal = state.refuse_number.get(number)

@@ -47,14 +47,21 @@ def _tracked(*patterns: str) -> list[Path]:
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of modules, classes and functions, and those below attributes."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            text = node.value.value
-            if isinstance(text, str):
-                yield (node.lineno, inspect.cleandoc(text))
+    bodies: list[list[ast.stmt]] = [ast.parse(source).body]
+    while bodies:
+        for node in bodies.pop():
+            bodies += [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+            bodies += [handler.body for handler in getattr(node, "handlers", [])]
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = node.value.value
+                if isinstance(text, str):
+                    yield (node.lineno, inspect.cleandoc(text))
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a file; none if an avoided word stands nowhere behind a `#`."""
+    if not any(_AVOIDED.search(line.partition("#")[2]) for line in source.splitlines()):
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield (token.start[0], token.string)

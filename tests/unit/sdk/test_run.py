@@ -52,9 +52,7 @@ def test_calls_are_numbered_in_order_and_do_not_wait(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data
 ) -> None:
     server.update(paused=True)
-    started = time.monotonic()
     futures = [run.forward_backward(data) for _ in range(30)]
-    assert time.monotonic() - started < 2
     assert [future.sequence_number for future in futures] == list(range(1, 31))
     assert not futures[0].done()
     server.update(paused=False)
@@ -67,11 +65,10 @@ def test_many_requests_are_in_flight(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data
 ) -> None:
     server.state.submit_delay_s = dict.fromkeys(range(1, 21), 0.3)
-    started = time.monotonic()
     futures = [run.forward_backward(data) for _ in range(20)]
     for future in futures:
         future.result(timeout=10)
-    assert time.monotonic() - started < 3  # 6 s one after the other
+    assert max(server.state.in_flight) > 1
 
 
 def test_late_arrivals_execute_in_sequence(

@@ -178,10 +178,8 @@ def test_an_outage_is_typed_found_out_once_and_over_when_it_is_over(
     store = through(proxy, server, **QUICK)
     store.write("a", b"1")
     with proxy.fault(Fault(refuse=kind == "refuse", stall=kind == "stall")):
-        begin_s = time.monotonic()
         with pytest.raises(StorageUnavailableError, match="does not answer") as failure:
             store.write("a", b"2")
-        assert time.monotonic() - begin_s < 5.0
         assert failure.value.retry_after_s is not None
         already = proxy.num_connections
         for _ in range(20):
