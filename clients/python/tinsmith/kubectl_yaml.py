@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -26,11 +26,6 @@ _CHARACTERS = list("-+0123456789.")
 
 class _Reader(yaml.SafeLoader):
     """Reads values by the rules of `kubectl`, and refuses a key that a map has twice."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [each for each in rules if each[0] not in (_INT, _FLOAT, _TIMESTAMP)]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a map; its keys are texts, as JSON's.
@@ -61,6 +56,10 @@ class _Reader(yaml.SafeLoader):
         }
 
 
+_Reader.yaml_implicit_resolvers = {
+    first: [each for each in rules if each[0] not in (_INT, _FLOAT, _TIMESTAMP)]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Reader.add_implicit_resolver(_INT, _INT_FORM, _CHARACTERS)
 _Reader.add_implicit_resolver(_FLOAT, _FLOAT_FORM, _CHARACTERS)
 

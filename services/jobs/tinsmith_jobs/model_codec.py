@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tinsmith_jobs.spec import AUTO_DTYPE, DTYPES, Model
-from tinsmith_jobs.spec_reader import Reader, SpecError
+from tinsmith_jobs.spec_reader import Reader
 
 _SOURCE = re.compile(
     r"^(hf://[^/@,=]+/[^/@,=]+|pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[^,=]+|file:///[^,=]+)$",
@@ -23,25 +23,25 @@ def read_model(reader: Reader, is_local: bool = False) -> Model:
     """
     name = reader.required("name")
     source = reader.text("source") if is_local else reader.required("source")
-    if not _MODEL_NAME.fullmatch(name):
-        raise SpecError(f"{reader.path}.name may have letters, digits and . _ / - alone")
+    if name and not _MODEL_NAME.fullmatch(name):
+        reader.refuse(f"{reader.path}.name may have letters, digits and . _ / - alone")
     if source and not _SOURCE.fullmatch(source):
-        raise SpecError(
+        reader.refuse(
             f"{reader.path}.source must be hf://organisation/name, pvc://claim/path or "
             "file:///path, without commas and equals signs"
         )
-    check_path(f"{reader.path}.source", source)
+    check_path(reader, "source", source)
     token = reader.at("hubTokenSecretRef")
     dtype = reader.choice("dtype", DTYPES, AUTO_DTYPE)
     if is_local and dtype != AUTO_DTYPE:
-        raise SpecError(
+        reader.refuse(
             f"{reader.path}.dtype: the model is served already; start the server with --dtype "
             f"{dtype}, and drop the field"
         )
     return Model(name, source, token.text("name"), reader.text("cacheClaimName"), dtype)
 
 
-def check_path(field: str, path: str) -> None:
+def check_path(reader: Reader, name: str, path: str) -> None:
     """Refuse a path that leaves the folder that it is meant for."""
     if ".." in path.split("/"):
-        raise SpecError(f"{field} must not go up by ..")
+        reader.refuse(f"{reader.path}.{name} must not go up by ..")

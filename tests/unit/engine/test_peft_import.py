@@ -46,13 +46,13 @@ def make_adapter(model_dir: Path, folder: Path, **settings: Any) -> Any:
     return model.eval()
 
 
-def imported(engine: Engine, folder: Path) -> LoraConfig:
+def imported(engine: Engine, folder: Path, base_dir: Path) -> LoraConfig:
     """Load an adapter into a run `r` of the engine."""
     units = engine.model.lora_targets
     settings = (folder / ADAPTER_CONFIG_FILE).read_bytes()
     config = plan_import(settings, read_header_of(folder / ADAPTER_FILE), units)
     engine.create_run("r", config)
-    engine.load_adapter_tensors("r", read_import(folder / ADAPTER_FILE, config, units))
+    engine.load_adapter_tensors("r", read_import(folder / ADAPTER_FILE, config, units, base_dir))
     return config
 
 
@@ -75,7 +75,7 @@ def test_an_adapter_of_peft_computes_as_in_peft(
     tmp_path: Path,
 ) -> None:
     model = make_adapter(qwen3_dir, tmp_path, **settings)
-    config = imported(engine, tmp_path)
+    config = imported(engine, tmp_path, qwen3_dir)
     assert {name: getattr(config, name) for name in wanted} == wanted
     tokens_T = np.random.default_rng(0).integers(0, VOCAB, 20)
     (datum,) = make_batch(lengths=(19,))
@@ -92,7 +92,7 @@ def test_modules_that_were_left_out_stay_out_in_training(
     engine: Engine, qwen3_dir: Path, tmp_path: Path
 ) -> None:
     make_adapter(qwen3_dir, tmp_path, target_modules=["q_proj"])
-    imported(engine, tmp_path)
+    imported(engine, tmp_path, qwen3_dir)
     for _ in range(2):
         engine.forward_backward("r", make_batch(), "cross_entropy", {})
         engine.optim_step("r", AdamParams(learning_rate=1e-2, weight_decay=0.1))
@@ -108,7 +108,7 @@ def test_half_precision_becomes_float32(
     make_adapter(qwen3_dir, tmp_path)
     tensors = {n: t.to(dtype) for n, t in load_file(tmp_path / ADAPTER_FILE).items()}
     save_file(tensors, tmp_path / ADAPTER_FILE)
-    imported(engine, tmp_path)
+    imported(engine, tmp_path, qwen3_dir)
     found, _ = engine.adapter_tensors("r")
     assert all(torch.equal(found[name], tensors[name].float()) for name in found)
 
@@ -117,7 +117,7 @@ def test_alpha_is_what_the_contract_can_hold(
     engine: Engine, qwen3_dir: Path, tmp_path: Path
 ) -> None:
     make_adapter(qwen3_dir, tmp_path, r=3, lora_alpha=5, use_rslora=True)
-    alpha = imported(engine, tmp_path).alpha
+    alpha = imported(engine, tmp_path, qwen3_dir).alpha
     assert alpha == float(np.float32(5 * math.sqrt(3)))
 
 
@@ -214,7 +214,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(
     kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
     save_file(kept, tmp_path / ADAPTER_FILE)
     with pytest.raises(CheckpointIncompatibleError) as refused:
-        imported(engine, tmp_path)
+        imported(engine, tmp_path, qwen3_dir)
     assert refused.value.metadata["tensor"] == named
 
 
@@ -224,7 +224,7 @@ def test_an_adapter_without_tensors_is_refused(
     make_adapter(qwen3_dir, tmp_path)
     save_file({}, tmp_path / ADAPTER_FILE)
     with pytest.raises(CheckpointIncompatibleError):
-        imported(engine, tmp_path)
+        imported(engine, tmp_path, qwen3_dir)
 
 
 def test_an_adapter_on_experts_is_taken(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_an_adapter_on_experts_is_taken(tmp_path: Path) -> None:
     tensors, settings = engine.adapter_tensors("source")
     save_file(tensors, tmp_path / ADAPTER_FILE)
     (tmp_path / ADAPTER_CONFIG_FILE).write_text(json.dumps(settings))
-    config = imported(engine, tmp_path)
+    config = imported(engine, tmp_path, model_dir)
     assert (config.rank, config.alpha) == (2, 8.0)
     found, _ = engine.adapter_tensors("r")
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)

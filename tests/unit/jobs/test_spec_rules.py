@@ -12,6 +12,7 @@ import yaml
 from tests.fakes.job_specs import MODEL, REFUSED, TRAINING
 
 from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith_jobs import spec_reader
 from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.spec import JobSpec, Method
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
@@ -145,3 +146,112 @@ def test_a_driver_is_told_every_default() -> None:
         '"finalName": "final", "keepLast": 3}, "data": "d", "model": "m", "parameters": {}, '
         '"type": "rl"}'
     )
+
+
+def _objects(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a schema that have fields of their own, by path."""
+    if schema.get("properties"):
+        yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from _objects(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from _objects(schema["items"], f"{path}[0]")
+
+
+def _example(schema: dict[str, Any], path: str = "spec") -> Any:
+    """Return a value with every field that a schema has; what fields mean does not matter."""
+    if schema.get("properties"):
+        return {name: _example(child) for name, child in schema["properties"].items()}
+    if schema.get("type") == "array":
+        return [_example(schema["items"])]
+    return {"object": {}, "integer": 1, "boolean": False}.get(schema.get("type", ""), "a")
+
+
+@pytest.mark.parametrize("kind", ["trainingjobs", "trainerpools"])
+def test_a_server_keeps_the_fields_that_it_does_not_know(kind: str) -> None:
+    schema = _spec_schema(kind)
+    dropping = [
+        path
+        for path, each in _objects(schema)
+        if not each.get("x-kubernetes-preserve-unknown-fields")
+    ]
+    assert not dropping, "what is written there would be dropped without a word"
+
+
+def _spec_schema(kind: str) -> dict[str, Any]:
+    crd = yaml.safe_load((_CRD.parent / f"{kind}.tinsmith.dev.yaml").read_text())
+    [version] = crd["spec"]["versions"]
+    return dict(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "decode"), [("trainingjobs", decode_job), ("trainerpools", decode_pool)]
+)
+def test_the_fields_of_the_schema_are_those_of_the_code(
+    monkeypatch: pytest.MonkeyPatch, kind: str, decode: Any
+) -> None:
+    monkeypatch.setattr(spec_reader, "MAX_NAMED_PROBLEMS", 1000)
+    with pytest.raises(SpecError) as caught:
+        decode("job", _example(_spec_schema(kind)))
+    assert "is not a field" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        pytest.param(("backofLimit",), r"spec\.backofLimit .*mean backoffLimit", id="top"),
+        pytest.param(("roles", "trainer", "gpu"), r"trainer\.gpu .*did you mean gpus", id="role"),
+        pytest.param(("roles", "samplr"), r"roles\.samplr .*did you mean sampler", id="role-name"),
+        pytest.param(
+            ("roles", "trainer", "template", "volumes"),
+            r"template\.volumes is not a field \(a job's pods mount what .*spec\.data",
+            id="volumes",
+        ),
+        pytest.param(("scheduling", "affinity"), r"affinity is not a field$", id="nothing-like-it"),
+    ],
+)
+def test_a_field_that_there_is_not_is_named(path: tuple[str, ...], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        decode_job("job", _with(path, 1))
+
+
+def test_a_field_without_a_value_is_as_one_that_is_left_out() -> None:
+    decode_job("job", {**TRAINING, "affinity": None})
+
+
+def test_parameters_of_a_method_and_names_of_labels_are_free() -> None:
+    spec = _with(("method", "parameters"), {"anything": {"nested": [1]}})
+    spec["roles"]["trainer"]["template"] = {"labels": {"team": "a"}}
+    decode_job("job", spec)
+
+
+def test_everything_that_is_wrong_is_named_at_once() -> None:
+    spec = _with(("roles", "trainer", "resources"), {"limits": {"memory": "64GB"}})
+    spec["roles"]["trainer"] |= {"gpu": 8, "replicas": "two"}
+    spec |= {"backofLimit": 0, "suspend": "false"}
+
+    with pytest.raises(SpecError) as caught:
+        decode_job("a.b", spec)
+
+    assert caught.value.field == "metadata.name"
+    for word in ("metadata.name", "64GB", "trainer.gpu ", "replicas", "backofLimit", "suspend"):
+        assert word in str(caught.value)
+
+
+def test_of_very_many_mistakes_the_first_are_named_and_the_rest_counted() -> None:
+    spec = {**TRAINING, **{f"unknown{number}": 1 for number in range(15)}}
+    with pytest.raises(SpecError, match=r"unknown9 is not a field; and 5 more$"):
+        decode_job("job", spec)
+
+
+@pytest.mark.parametrize("amount", [64, "64", "512m", "64k"])
+def test_memory_without_its_unit_is_refused(amount: object) -> None:
+    spec = _with(("roles", "trainer", "resources"), {"requests": {"memory": amount}})
+    with pytest.raises(SpecError, match=f"{amount} is less than a MiB.*write Mi or Gi"):
+        decode_job("job", spec)
+
+
+def test_gpus_are_no_resource() -> None:
+    spec = _with(("roles", "trainer", "resources"), {"limits": {"nvidia.com/gpu": 1}})
+    with pytest.raises(SpecError, match="names GPUs; use the field gpus"):
+        decode_job("job", spec)

@@ -131,12 +131,14 @@ def read_header(file: BinaryIO, size_bytes: int, *, name: str) -> dict[str, Tens
         FileRefusedError: If anything of that does not hold.
     """
     start = file.read(_LENGTH_BYTES)
-    if start.startswith(_PICKLE_STARTS):
+    length = int.from_bytes(start, "little")
+    # A header of 1,152 bytes begins a file as a pickle does, whose length would be none.
+    is_long = length > min(MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
+    if start.startswith(_PICKLE_STARTS) and (is_long or length % _LENGTH_BYTES):
         raise _refused(name, "is a pickle or an archive; only safetensors are taken")
     if len(start) < _LENGTH_BYTES:
         raise _refused(name, f"has {size_bytes} bytes, too few for a safetensors file")
-    length = int.from_bytes(start, "little")
-    if length > MAX_HEADER_BYTES or length > size_bytes - _LENGTH_BYTES:
+    if is_long:
         raise _refused(
             name,
             f"says that its header has {length} bytes; one of a file of {size_bytes} bytes has "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.devices import prepare_device
 from tinsmith_engine.base.types import ImageRules, ModelInfo
+from tinsmith_engine.files.base_copies import holds_another_head
 from tinsmith_engine.files.hub_files import (
     load_hf_config,
     read_parameters,
@@ -175,6 +177,9 @@ def load_model(
         vocab_size = text_config.vocab_size
         max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
     else:
+        if config.is_tied and holds_another_head(directory):
+            # As transformers does: the settings say that both are one, and the files that not.
+            config = dataclasses.replace(config, is_tied=False)
         stored_as = stored_names(config, stored_tensors(directory).keys())
         layout = full_layout(config, stored_as.keys())
         ops = compile_ops(config, DTYPES[dtype], place) if compiled else EAGER

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tinsmith_engine.arena.adapter_targets import TargetSpec
 from tinsmith_engine.base.types import AdapterConfig, LoraConfig
+from tinsmith_engine.files.base_copies import holds_another_head
 from tinsmith_engine.files.hub_files import load_hf_config, stored_tensors
 from tinsmith_engine.files.weight_files import (
     ITEM_BYTES,
@@ -164,6 +165,8 @@ class MergedModel:
         }
         modules: dict[str, list[tuple[int, str]]] = {}
         is_tied = bool(getattr(hf_config.get_text_config(), "tie_word_embeddings", False))
+        if is_tied and holds_another_head(self._directory):
+            is_tied, self._unties = False, True
         sources: dict[str, _Source] = {}
         for spec in specs:
             for name in spec.names if spec.is_adapted_by(config) else ():
@@ -207,7 +210,10 @@ class MergedModel:
         """Return the run's own tensors, each in the dtype that the base model has it in."""
         usual = next((entry.dtype for _, entry in base.values()), "F32")
         sources = {}
-        for name, entry in read_header_of(self._weights).items():
+        run = read_header_of(self._weights)
+        # A run of a model whose files hold another head than its settings say has both as well.
+        self._unties = _HEAD_WEIGHT in run
+        for name, entry in run.items():
             dtype = base[name][1].dtype if name in base else usual
             wanted = TensorEntry(dtype, entry.shape, entry.begin, entry.end)
             sources[name] = _Source(self._weights, name, wanted)

@@ -26,7 +26,13 @@ from torch import Tensor
 
 from tinsmith_engine.arena.adapter_targets import TargetSpec
 from tinsmith_engine.base.types import LoraConfig
-from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, TensorEntry
+from tinsmith_engine.files.base_copies import ADVICE, check_copies, is_copy_name
+from tinsmith_engine.files.weight_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    TensorEntry,
+    read_header_of,
+)
 from tinsmith_engine.runs.run_store import MAX_RANK
 from tinsmith_runtime.errors import (
     AdapterUnsupportedError,
@@ -70,6 +76,9 @@ def plan_import(
 ) -> LoraConfig:
     """Return the configuration of a run that is the same model as an adapter.
 
+    Copies of the base model's embedding and unembedding, which PEFT saves beside an adapter of
+    these, are passed over; whether they are copies is seen when numbers are read.
+
     Args:
         settings: The `adapter_config.json`.
         header: The tensors of its weights, as `read_header` returned them.
@@ -93,13 +102,23 @@ def plan_import(
     )
 
 
-def read_import(path: Path, config: LoraConfig, targets: Sequence[TargetSpec]) -> dict[str, Tensor]:
+def read_import(
+    path: Path, config: LoraConfig, targets: Sequence[TargetSpec], base_dir: Path
+) -> dict[str, Tensor]:
     """Return the tensors of a planned import: float32, named and shaped as a run's own export.
+
+    Args:
+        path: Of the weights.
+        config: As it was planned.
+        targets: The modules of the base model that take adapters.
+        base_dir: The files of the base model.
 
     Raises:
         FileRefusedError: If the numbers cannot be read.
-        CheckpointIncompatibleError: If a tensor holds NaN or infinity.
+        CheckpointIncompatibleError: If a tensor holds NaN or infinity, or is an embedding or
+            unembedding other than the base model's.
     """
+    check_copies(path, read_header_of(path), base_dir)
     tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stored:
@@ -160,6 +179,8 @@ def _check_settings(found: Mapping[str, Any]) -> tuple[int, float]:
         raise _unsupported(
             "init_lora_weights", init, "it changes the base model; convert the adapter with PEFT"
         )
+    if found.get("modules_to_save") not in (None, []):
+        raise _unsupported("modules_to_save", found["modules_to_save"], ADVICE)
     for setting, value in found.items():
         is_known = setting in _DESCRIPTIVE | _DEPENDENT | _READ
         if not is_known and not any(type(value) is type(e) and value == e for e in _EMPTY):
@@ -186,6 +207,12 @@ def _check_tensors(
         for name, shape in _shapes_of(target, rank).items():
             shapes[name], kind_of[name] = shape, target.kind
     for name, entry in header.items():
+        if is_copy_name(name) and name not in shapes:
+            if entry.dtype not in _FLOATS:
+                raise _incompatible(name, f"has dtype {entry.dtype}, not F32, F16 or BF16")
+            continue
+        if ".lora_embedding_" in name:
+            raise _incompatible(name, f"is of the embedding, which runs do not adapt; {ADVICE}")
         if name not in shapes:
             raise _incompatible(name, "is of no linear layer of the base model that takes adapters")
         if entry.shape != shapes[name]:
@@ -198,9 +225,12 @@ def _check_tensors(
         other = name.replace(".lora_B.", ".lora_A.") if other == name else other
         if other not in header:
             raise _incompatible(other, "is missing, its counterpart is there")
-    if not header:
-        raise CheckpointIncompatibleError(f"{ADAPTER_FILE} holds no tensor", file=ADAPTER_FILE)
-    return {kind_of[name] for name in header}
+    kinds = {kind_of[name] for name in header if name in kind_of}
+    if not kinds:
+        raise CheckpointIncompatibleError(
+            f"{ADAPTER_FILE} holds no tensor of an adapter", file=ADAPTER_FILE
+        )
+    return kinds
 
 
 def _shapes_of(target: TargetSpec, rank: int) -> dict[str, tuple[int, ...]]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from tinsmith_engine.base.hardware import visible_hardware
 from tinsmith_engine.base.types import ModelInfo
+from tinsmith_engine.files.base_copies import HEAD_WEIGHT, holds_another_head
 from tinsmith_engine.files.hub_files import load_hf_config, resolve_model, stored_tensors
 from tinsmith_engine.files.weight_files import read_header_of
+from tinsmith_runtime.errors import CheckpointIncompatibleError
 from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine
@@ -90,7 +92,7 @@ def _engine(config: SamplerConfig, directory: Path) -> VllmEngine:
         tensor_parallel_size = tensor_parallel_size or 1
     else:
         tensor_parallel_size = tensor_parallel_size or max(1, len(visible_hardware().gpus))
-    info = _describe(directory, config, tensor_parallel_size)
+    info = describe(directory, config, tensor_parallel_size)
     return VllmEngine(
         info,
         Configure(
@@ -115,10 +117,21 @@ def _engine(config: SamplerConfig, directory: Path) -> VllmEngine:
     )
 
 
-def _describe(directory: Path, config: SamplerConfig, tensor_parallel_size: int) -> ModelInfo:
-    """Return what a model is, from its files alone."""
+def describe(directory: Path, config: SamplerConfig, tensor_parallel_size: int) -> ModelInfo:
+    """Return what a model is, from its files alone.
+
+    Raises:
+        CheckpointIncompatibleError: If vLLM would read its files otherwise than they are meant.
+    """
     hf_config = load_hf_config(directory)
     text_config = hf_config.get_text_config()
+    if getattr(text_config, "tie_word_embeddings", False) and holds_another_head(directory):
+        raise CheckpointIncompatibleError(
+            f"{directory} holds an lm_head.weight that differs from the embedding, and its "
+            "config.json says that they are tied, which vLLM would follow; set "
+            "tie_word_embeddings to false there",
+            tensor=HEAD_WEIGHT,
+        )
     num_parameters = sum(
         math.prod(entry.shape)
         for file in sorted(set(stored_tensors(directory).values()))

@@ -323,7 +323,8 @@ class CheckpointWork:
         # In this order: nothing of the weights is allocated before all of it is known to fit.
         header = read_header_of(paths[ADAPTER_FILE])
         config = plan_import(paths[ADAPTER_CONFIG_FILE].read_bytes(), header, units)
-        tensors = read_import(paths[ADAPTER_FILE], config, units)
+        base_dir = self._host.directories[run.base_model]
+        tensors = read_import(paths[ADAPTER_FILE], config, units, base_dir)
         settings = export_config(config, units, run.base_model, engine.model.other_modules)
         attributes = {
             "kind": "sampler",
