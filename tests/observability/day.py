@@ -18,6 +18,7 @@ from tests.fakes.table_games import Nim
 from tests.integration.servers import BASE_MODEL, Deployment, EmbeddedThread
 from tinsmith.matches import MatchSpec, Member, play
 from tinsmith.recipes import rl, rl_episodes
+from tinsmith.rollouts import GroupConfig, RolloutConfig
 
 _AGENTS = ("black", "white")
 
@@ -43,6 +44,7 @@ def live_one(server: EmbeddedThread, deployment: Deployment, output: Path) -> No
             )
         _episodes(server, client, output / "episodes")
         _stream(client)
+        _rollouts(client)
         _learn(client)
         _fail(client)
         asyncio.run(_match(client))
@@ -90,6 +92,20 @@ def _stream(client: tinsmith.Client) -> None:
         for _piece in sampler.stream(prompt, sampling_params=params):
             pass
     client.checkpoints.copy(run.save_state("kept").result().path, run, "copied")
+
+
+def _rollouts(client: tinsmith.Client) -> None:
+    """Let the server play."""
+    sampler = client.create_sampler(base_model=BASE_MODEL)
+    for key in ("one", "two"):
+        client.rollouts.generate(
+            "guessing",
+            range(2),
+            sampler=sampler,
+            config=RolloutConfig(max_turns=3, max_tokens_per_turn=6),
+            groups=GroupConfig(group_size=2),
+            batch_key=key,
+        ).result()
 
 
 def _learn(client: tinsmith.Client) -> None:

@@ -12,6 +12,7 @@ from tinsmith_local.commands import describe, parse_exact, up
 from tinsmith_local.embedded import (
     EmbeddedConfig,
     EmbeddedServer,
+    make_data_dir,
     tokenizer_ids,
 )
 from tinsmith_local.overrides import read_overrides
@@ -159,3 +160,15 @@ def test_the_banner_says_what_is_promised_of_bits(
 ) -> None:
     monkeypatch.setattr(EmbeddedServer, "exactness", exactness)
     assert shown in announced(tmp_path, "127.0.0.1:7077")
+
+
+def test_the_folder_of_a_server_is_closed_to_others(tmp_path: Path) -> None:
+    new, earlier, foreign = (tmp_path / name for name in ("new", "earlier", "foreign"))
+    earlier.mkdir(mode=0o755)
+    (earlier / "api_key").write_text("tsk_x")
+    foreign.mkdir(mode=0o755)
+    (foreign / "notes").touch()
+    for folder in (new, earlier, foreign):
+        make_data_dir(folder)
+    modes = {folder.name: folder.stat().st_mode & 0o777 for folder in (new, earlier, foreign)}
+    assert modes == {"new": 0o700, "earlier": 0o700, "foreign": 0o755}

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from tinsmith.v1 import trajectories_pb2
 
 MAX_KNOWN = 32_768
-"""Prompts whose replica is remembered; the one that was looked up longest ago is forgotten."""
+"""Prompts whose replica is remembered; of whom has the most, the one that was looked up longest ago
+is forgotten."""
 _MAX_HOLDERS = 16
 _AVOIDED_S = 5.0
 _MAX_REPORT_AGE_S = 15.0
@@ -99,14 +100,17 @@ class Replicas:
         self._loads: Counter[str] = Counter()
         self._reports: dict[str, _Report] = {}
         self._failed: dict[str, float] = {}
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: dict[str, OrderedDict[bytes, _Known]] = {}
+        self._num_known = 0
 
-    def choose(self, addresses: Sequence[str], prompt: bytes) -> Choice:
+    def choose(self, addresses: Sequence[str], prompt: bytes, *, scope: str = "") -> Choice:
         """Return where a call goes.
 
         Args:
             addresses: Of the replicas; at least one.
             prompt: See `prompt_bytes`; empty for a call about none.
+            scope: Whose prompt it is, such as a project. What one scope sent is nothing that
+                another one continues: the reason of a choice tells no caller of others' prompts.
         """
         if len(addresses) == 1:
             return Choice(addresses[0], "only_one")
@@ -116,12 +120,13 @@ class Replicas:
             one: report for one, report in self._reports.items() if report.until_s > now_s
         }
         digests = _digests(prompt)
-        choice = self._preferred(addresses, prompt, digests)
+        known = self._known.get(scope, OrderedDict())
+        choice = self._preferred(addresses, prompt, digests, known)
         usable = [one for one in addresses if one not in self._failed]
         if choice.address in self._failed and usable:
-            choice = replace(self._preferred(usable, prompt, digests), reason="failover")
+            choice = replace(self._preferred(usable, prompt, digests, known), reason="failover")
         if digests:
-            self._note(digests[-1][1], len(prompt), choice.address)
+            self._note(scope, digests[-1][1], len(prompt), choice.address)
         return choice
 
     def note_loads(self, loads: Iterable[tuple[str, int, float]]) -> None:
@@ -136,9 +141,13 @@ class Replicas:
             self._reports[address] = _Report(num_others, now_s + _MAX_REPORT_AGE_S - age_s)
 
     def _preferred(
-        self, usable: Sequence[str], prompt: bytes, digests: Sequence[tuple[int, bytes]]
+        self,
+        usable: Sequence[str],
+        prompt: bytes,
+        digests: Sequence[tuple[int, bytes]],
+        known: OrderedDict[bytes, _Known],
     ) -> Choice:
-        holders = self._holders(digests, usable, len(prompt))
+        holders = _holders(known, digests, usable, len(prompt))
         least = min(usable, key=lambda one: (self._load(one), _weight(prompt, one)))
         best = min(holders, key=self._load, default="")
         if not best:
@@ -166,34 +175,49 @@ class Replicas:
         """Prefer the other replicas for a while."""
         self._failed[address] = self._clock() + _AVOIDED_S
 
-    def _holders(
-        self, digests: Sequence[tuple[int, bytes]], usable: Sequence[str], num_bytes: int
-    ) -> list[str]:
-        """Return the replicas that know what a prompt continues; none if it is a new one."""
-        for position, digest in reversed(digests):
-            if position < _MIN_KNOWN * num_bytes:
-                break
-            known = self._known.get(digest)
-            if known is not None and known.num_bytes < num_bytes:
-                self._known.move_to_end(digest)
-                return [one for one in known.holders if one in usable]
-        return []
-
     def _is_full(self, address: str, usable: Sequence[str]) -> bool:
         mean = sum(map(self._load, usable)) / len(usable)
         return self._load(address) >= _FULL_FACTOR * mean + _FULL_CALLS
 
-    def _note(self, digest: bytes, num_bytes: int, address: str) -> None:
-        known = self._known.setdefault(digest, _Known(num_bytes))
+    def _note(self, scope: str, digest: bytes, num_bytes: int, address: str) -> None:
+        of_scope = self._known.setdefault(scope, OrderedDict())
+        if digest not in of_scope:
+            of_scope[digest] = _Known(num_bytes)
+            self._num_known += 1
+        known = of_scope[digest]
         # Several prompts may end within one block: the shortest tells what continues them.
         known.num_bytes = min(known.num_bytes, num_bytes)
         if address in known.holders:
             known.holders.remove(address)
         known.holders.append(address)
         del known.holders[:-_MAX_HOLDERS]
-        self._known.move_to_end(digest)
-        while len(self._known) > self._max_known:
-            self._known.popitem(last=False)
+        of_scope.move_to_end(digest)
+        while self._num_known > self._max_known:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        largest = max(self._known, key=lambda scope: len(self._known[scope]))
+        self._known[largest].popitem(last=False)
+        self._num_known -= 1
+        if not self._known[largest]:
+            del self._known[largest]
+
+
+def _holders(
+    known: OrderedDict[bytes, _Known],
+    digests: Sequence[tuple[int, bytes]],
+    usable: Sequence[str],
+    num_bytes: int,
+) -> list[str]:
+    """Return the replicas that know what a prompt continues; none if it is a new one."""
+    for position, digest in reversed(digests):
+        if position < _MIN_KNOWN * num_bytes:
+            break
+        found = known.get(digest)
+        if found is not None and found.num_bytes < num_bytes:
+            known.move_to_end(digest)
+            return [one for one in found.holders if one in usable]
+    return []
 
 
 def _digests(prompt: bytes) -> list[tuple[int, bytes]]:

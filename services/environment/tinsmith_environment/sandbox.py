@@ -165,6 +165,11 @@ def _bubblewrap(limits: SandboxLimits) -> list[str]:
         *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
         *binds,
         *("--proc", "/proc", "--dev", "/dev", "--chdir", "/tmp"),
+        # What is left to write to is /tmp and /dev/shm, each within the bound.
+        *("--size", str(limits.disk_bytes), "--tmpfs", "/dev/shm"),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        # A user namespace of its own would give a program all capabilities again.
+        *("--unshare-user", "--disable-userns"),
         *("--clearenv", "--setenv", "PATH", _PATH, "--setenv", "HOME", "/tmp"),
         *("--setenv", "LANG", "C.UTF-8", "--"),
     ]

@@ -63,6 +63,8 @@ _TOO_MANY = 429
 _PARSED_AT_ONCE_BYTES = 64 * 2**10
 MAX_JSON_VALUES = 2**21
 """Commas of a JSON body: the parser lets nothing else run, not even from another thread."""
+_MAX_READ_MISTAKES = 1000
+"""Mistakes of a body that has the first one named: all are read to know it, a kilobyte each."""
 _CLIENT_GONE = 499
 _BODY_TIMEOUT = 408
 
@@ -211,6 +213,11 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
+        # Of maps: a list ends at its first mistake (`json_lists`).
+        if error.error_count() > _MAX_READ_MISTAKES:
+            raise InvalidFieldError(
+                "body", f"has {error.error_count()} values of a wrong kind"
+            ) from None
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
             raise MalformedRequestError(f"the body is not JSON: {first['msg']}") from error

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7077
 _KEY_FILE = "api_key"
-_PRIVATE_MODE = 0o600
+_PRIVATE_MODE, _PRIVATE_FOLDER_MODE = 0o600, 0o700
 _FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
@@ -278,13 +278,18 @@ def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, 
 
 
 def make_data_dir(path: Path) -> None:
-    """Make the folder that a server keeps everything in.
+    """Make the folder that a server keeps everything in, for its own user alone.
+
+    Texts of users, weights and the key of the server lie there. A folder that is empty, or a
+    server's, is closed to others; one that holds other files stays as it is.
 
     Raises:
         ConfigError: If it cannot be made or written to.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=_PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
+        if (path / _KEY_FILE).exists() or not any(path.iterdir()):
+            path.chmod(_PRIVATE_FOLDER_MODE)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:

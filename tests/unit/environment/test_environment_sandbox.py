@@ -108,6 +108,29 @@ def test_memory_and_files_are_bounded(mode: str) -> None:
 
 
 @needs_bubblewrap
+@pytest.mark.parametrize("folder", ["/", "/dev", "/dev/shm", "/run", "/proc", "/tmp"])
+def test_no_folder_takes_more_than_the_bound(folder: str) -> None:
+    code = (
+        "for number in range(8):\n"
+        f"    open({folder!r} + f'/part{{number}}', 'wb').write(bytes(2**19))\n"
+    )
+    result = sandbox.run(code, limits=SandboxLimits(disk_bytes=2**20))
+    assert result.exit_code != 0
+    assert "Error" in result.stderr
+
+
+@needs_bubblewrap
+def test_a_program_gets_no_capabilities_by_a_namespace_of_its_own() -> None:
+    code = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.unshare(0x10000000), ctypes.get_errno() != 0)\n"
+    )
+    result = sandbox.run(code)
+    assert result.stdout == "-1 True\n", result.stderr
+
+
+@needs_bubblewrap
 def test_what_a_program_leaves_behind_dies_with_it() -> None:
     code = (
         "import os, time\n"

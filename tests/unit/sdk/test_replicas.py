@@ -157,3 +157,20 @@ def test_a_prompt_that_goes_on_begins_with_the_same_bytes() -> None:
     image.chunks.add().image.data = b"png"
     assert prompt_bytes(image).startswith(prompt_bytes(short))
     assert prompt_bytes(trajectories_pb2.ModelInput()) == b""
+
+
+def test_what_one_project_sent_tells_another_nothing(replicas: Replicas) -> None:
+    secret = text(1000)
+    replicas.choose(ADDRESSES, secret, scope="theirs")
+    longer = secret + text(64, 1)
+    assert replicas.choose(ADDRESSES, longer, scope="others").reason == "least_loaded"
+    assert replicas.choose(ADDRESSES, longer, scope="theirs").reason == "sticky"
+
+
+def test_many_prompts_of_one_project_make_no_other_forget() -> None:
+    replicas = Replicas(clock=lambda: 0.0, max_known=16)
+    kept = text(1000)
+    replicas.choose(ADDRESSES, kept, scope="calm")
+    for seed in range(1, 100):
+        replicas.choose(ADDRESSES, text(300, seed), scope="busy")
+    assert replicas.choose(ADDRESSES, kept + text(64, 1), scope="calm").reason == "sticky"

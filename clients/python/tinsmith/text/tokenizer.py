@@ -126,7 +126,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # A batch of one: the call for one text keeps every other thread of the process waiting.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
         return list(encoding.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:

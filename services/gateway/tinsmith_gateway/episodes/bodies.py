@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from tinsmith_gateway.json_lists import List
+
 Text = Annotated[str, Field(max_length=1024)]
 Seconds = Annotated[float, Field(gt=0, le=24 * 3600.0)]
 EpisodeType = Literal["train", "eval"]
@@ -33,7 +35,7 @@ class RegisterEpisodes(Body):
     model: Text = ""
     queue: Text = ""
     request_id: Text = ""
-    episodes: list[NewEpisode] = Field(min_length=1, max_length=1000)
+    episodes: List[NewEpisode] = Field(min_length=1, max_length=1000)
 
 
 class ThrottlePolicy(Body):
@@ -69,7 +71,7 @@ class HeldEpisode(Body):
 class WorkflowOutput(Body):
     """What an episode was worth."""
 
-    reward: float | list[float] | None = None
+    reward: float | List[float] | None = None
     is_success: bool | None = None
     metadata: dict[str, Any] = {}
     log_metrics: dict[str, float] = {}

@@ -16,6 +16,7 @@ import pydantic
 from tinsmith.text.tool_forms import ToolRules
 from tinsmith.text.tool_notations import FUNCTION_NAME
 from tinsmith.v1 import trajectories_pb2
+from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.closed_schemas import close_objects
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
@@ -90,7 +91,7 @@ class SamplingBody(pydantic.BaseModel):
     model: str = pydantic.Field(default="", max_length=512)
     n: int | None = pydantic.Field(default=None, ge=1, le=_MAX_INT32)
     seed: int | None = pydantic.Field(default=None, ge=-(2**63), lt=2**64)
-    stop: str | Annotated[list[str], pydantic.Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: str | Annotated[List[str], pydantic.Field(max_length=MAX_STOP_STRINGS)] | None = None
     max_tokens: int | None = pydantic.Field(default=None, ge=0, le=_MAX_INT32)
     temperature: float | None = pydantic.Field(default=None, ge=0)
     top_p: float | None = pydantic.Field(default=None, gt=0, le=1)
@@ -190,7 +191,7 @@ class Message(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | List[dict[str, Any]] | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the message as it was sent."""
@@ -260,11 +261,11 @@ class ChatBody(SamplingBody):
     Extra fields: `chat_template_kwargs`, `add_generation_prompt`, `continue_final_message`.
     """
 
-    messages: list[Message] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: List[Message] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = pydantic.Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
+    tools: List[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = {}
@@ -360,10 +361,10 @@ class CompletionBody(SamplingBody):
 
     prompt: (
         str
-        | Annotated[list[Token], pydantic.Field(min_length=1)]
-        | Annotated[list[str], pydantic.Field(min_length=1, max_length=_MAX_PROMPTS)]
+        | Annotated[List[Token], pydantic.Field(min_length=1)]
+        | Annotated[List[str], pydantic.Field(min_length=1, max_length=_MAX_PROMPTS)]
         | Annotated[
-            list[Annotated[list[Token], pydantic.Field(min_length=1)]],
+            List[Annotated[List[Token], pydantic.Field(min_length=1)]],
             pydantic.Field(min_length=1, max_length=_MAX_PROMPTS),
         ]
     )

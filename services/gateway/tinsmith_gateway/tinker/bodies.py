@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-ItemT = TypeVar("ItemT")
-
-
-class _FirstError(FailFast):
-    """Ends at the first error: one for each of millions of items would cost gigabytes."""
-
-    def __hash__(self) -> int:
-        # Members of a union have to be hashable.
-        return hash(self.fail_fast)
-
-
-List = Annotated[list[ItemT], _FirstError()]
+from tinsmith_gateway.json_lists import List
 
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
 Number = Annotated[int, Field(ge=0, lt=2**31)]

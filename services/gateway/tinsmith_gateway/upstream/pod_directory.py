@@ -123,7 +123,8 @@ class Directory:
             self._asked(owner).add_done_callback(_note_failure)
         if not isinstance(owner, SamplingOwner):
             return Route(known[0])
-        choice = self._replicas.choose(known, owner.prompt)
+        project = owner.sampling_session.split("/")[1]
+        choice = self._replicas.choose(known, owner.prompt, scope=project)
         SAMPLER_CHOICES.labels(choice.reason).inc()
         return Route(choice.address, choice_metadata(choice.reason))
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pydantic
 
+from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Limit
 from tinsmith_gateway.openai.responses.conversation import messages_of
 from tinsmith_gateway.openai.unused_fields import check_unused
@@ -113,9 +114,9 @@ class ResponsesBody(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str = pydantic.Field(default="", max_length=512)
-    input: str | list[dict[str, Any]] = pydantic.Field(max_length=2**26)
+    input: str | List[dict[str, Any]] = pydantic.Field(max_length=2**26)
     instructions: str | None = None
-    tools: list[FunctionTool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
+    tools: List[FunctionTool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -123,7 +124,7 @@ class ResponsesBody(pydantic.BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: List[str] | None = None
     metadata: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: EventOptions | None = None
