@@ -43,10 +43,11 @@ def live_one(server: EmbeddedThread, deployment: Deployment, output: Path) -> No
                 client,
             )
         _episodes(server, client, output / "episodes")
+        # The series of a run end with it, and a rate needs two scrapes: what fails comes early.
+        _fail(client)
         _stream(client)
         _rollouts(client)
         _learn(client)
-        _fail(client)
         asyncio.run(_match(client))
     _openai(deployment)
     with (

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from tinsmith.v1 import trajectories_pb2
 
 MAX_KNOWN = 32_768
-"""Prompts whose replica is remembered; of whom has the most, the one that was looked up longest ago
-is forgotten."""
+"""Prompts whose replica is remembered; then the scope that has the most forgets the one that it
+looked up longest ago."""
 _MAX_HOLDERS = 16
 _AVOIDED_S = 5.0
 _MAX_REPORT_AGE_S = 15.0
