@@ -51,7 +51,8 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
         "/v1",
         {
             ALL: "GET:/models GET:/models/{id:path}",
-            PLAY: "POST:/chat/completions POST:/completions POST:/responses",
+            PLAY: "POST:/chat/completions POST:/completions POST:/responses "
+            "POST:/messages POST:/messages/count_tokens",
         },
     ),
     **_rows(

@@ -27,9 +27,13 @@ from tinsmith_gateway.services import Services
 __all__ = ["not_found", "owns", "routes", "wrong_method"]
 
 
-def routes(services: Services) -> list[BaseRoute]:
-    """Return the routes below `/v1`."""
-    calls = ModelCalls(services)
+def routes(services: Services, calls: ModelCalls) -> list[BaseRoute]:
+    """Return the routes below `/v1`.
+
+    Args:
+        services: The parts of the gateway.
+        calls: Sample, for this protocol and others alike.
+    """
     models = ModelList(services, calls)
 
     def route(path: str, method: str, handler: Callable[[Call], Awaitable[Response]]) -> Route:

@@ -48,7 +48,9 @@ _INSTEAD = {
     "/v1/embeddings": "models here are trained to write, and none of them gives embeddings",
     "/v1/responses/": "nothing is kept on the server; POST /v1/responses takes the whole input",
 }
-_SERVED = "served are /v1/models, /v1/chat/completions, /v1/completions and /v1/responses"
+_SERVED = (
+    "served are /v1/models, /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages"
+)
 
 
 def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:

@@ -58,6 +58,11 @@ class Answer:
         return pieces
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return self._filter.stopped_by
+
+    @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why the sample ended; None while it goes on."""
         if not self.sampled.stop_reason:
