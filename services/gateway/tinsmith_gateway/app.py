@@ -80,7 +80,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     del error
     if anthropic.owns(request.url.path):
         return anthropic.not_found(request)
-    if openai.owns(request.url.path):
+    if openai.owns(request.url.path) or openai.lacks_prefix(request.url.path):
         return openai.not_found(request)
     message = f"{request.method} {request.url.path} is not part of any protocol served here"
     return JSONResponse({"error": message, "detail": message}, status_code=404)

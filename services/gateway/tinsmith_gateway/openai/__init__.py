@@ -17,14 +17,14 @@ from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Call, endpoint
 from tinsmith_gateway.openai.chat import chat_completion
 from tinsmith_gateway.openai.completions import completion
-from tinsmith_gateway.openai.errors import not_found, owns, render_error, wrong_method
+from tinsmith_gateway.openai.errors import lacks_prefix, not_found, owns, render_error, wrong_method
 from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
 from tinsmith_gateway.openai.responses import response
 from tinsmith_gateway.services import Services
 
-__all__ = ["not_found", "owns", "routes", "wrong_method"]
+__all__ = ["lacks_prefix", "not_found", "owns", "routes", "wrong_method"]
 
 
 def routes(services: Services, calls: ModelCalls) -> list[BaseRoute]:

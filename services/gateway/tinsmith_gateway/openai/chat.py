@@ -227,6 +227,7 @@ class ChatCompletion:
         return Answer(
             target.tokenizer,
             stops=self._body.stops,
+            min_tokens=self._body.min_tokens or 0,
             skip_special=self._body.skip_special_tokens,
             kept_tokens=tool_format.kept_tokens if tool_format else (),
             parser=tool_format.new_parser(names) if tool_format else None,
