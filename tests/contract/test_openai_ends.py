@@ -1,4 +1,4 @@
-"""Where an answer ends by vLLM's fields, what it may be, and base URLs that are nearly right."""
+"""What vLLM's fields and routes do beside OpenAI's, and base URLs that are nearly right."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from tests.fakes.openai_harness import BASE_MODEL, MESSAGES, OpenAiRig, scripted
@@ -135,3 +136,43 @@ def test_a_base_url_that_is_nearly_right_is_told_with_the_remedy(
         assert refused.value.code == "unknown_url"
         with pytest.raises(openai.NotFoundError, match=words):
             client.responses.create(model=SCRIPTED_MODEL, input="hi")
+
+
+def post(rig: OpenAiRig, path: str, **body: Any) -> Any:
+    headers = {"authorization": f"Bearer {rig.key}"}
+    return httpx.post(f"{rig.url}{path}", json=body, headers=headers, timeout=30)
+
+
+def test_a_text_becomes_tokens_and_comes_back(rig: OpenAiRig) -> None:
+    found = post(rig, "/tokenize", model=BASE_MODEL, prompt="ab c", return_token_strs=True).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["max_model_len"] > found["count"]
+    assert "".join(found["token_strs"]) == "ab c"
+    back = post(rig, "/detokenize", model=BASE_MODEL, tokens=found["tokens"]).json()
+    assert back == {"prompt": "ab c"}
+
+
+def test_a_conversation_becomes_the_tokens_that_a_chat_reads(
+    client: openai.OpenAI, rig: OpenAiRig
+) -> None:
+    found = post(rig, "/tokenize", model=BASE_MODEL, messages=MESSAGES).json()
+    answer = client.chat.completions.create(
+        model=BASE_MODEL, messages=MESSAGES, max_tokens=1, extra_body={"return_token_ids": True}
+    )
+    assert answer.choices[0].model_extra["prompt_token_ids"] == found["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ({"prompt": "a", "novel": 1}, "novel"),
+    ],
+)
+def test_what_is_no_text_to_tokenize_is_refused_by_name(
+    rig: OpenAiRig, body: dict[str, Any], param: str
+) -> None:
+    answer = post(rig, "/tokenize", model=BASE_MODEL, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

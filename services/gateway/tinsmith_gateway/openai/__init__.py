@@ -22,6 +22,7 @@ from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
 from tinsmith_gateway.openai.responses import response
+from tinsmith_gateway.openai.tokens import detokenize, tokenize
 from tinsmith_gateway.services import Services
 
 __all__ = ["lacks_prefix", "not_found", "owns", "routes", "wrong_method"]
@@ -46,12 +47,18 @@ def routes(services: Services, calls: ModelCalls) -> list[BaseRoute]:
         )
         return Route(path, identified(serve), methods=[method])
 
+    @functools.wraps(tokenize)
+    async def tokenize_here(call: Call) -> Response:
+        return await tokenize(calls, models, call)
+
     return [
         route("/v1/models", "GET", models.list_models),
         route("/v1/models/{id:path}", "GET", models.get_model),
         route("/v1/chat/completions", "POST", _bound(chat_completion, calls)),
         route("/v1/completions", "POST", _bound(completion, calls)),
         route("/v1/responses", "POST", _bound(response, calls)),
+        route("/tokenize", "POST", tokenize_here),
+        route("/detokenize", "POST", _bound(detokenize, calls)),
     ]
 
 

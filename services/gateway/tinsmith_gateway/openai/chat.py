@@ -68,10 +68,11 @@ class ChatCompletion:
             "model": self.model,
         }
 
-    async def prepare(self) -> None:
-        """Render the prompt, and draw nothing."""
+    async def prepare(self) -> Prompt:
+        """Return the prompt, and draw nothing."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            await self._prepare(target, self._tool_format(target))
+            prompt, _ = await self._prepare(target, self._tool_format(target))
+            return prompt
 
     async def whole(self) -> dict[str, Any]:
         """Return the completion once it is drawn."""
