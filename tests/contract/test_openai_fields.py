@@ -40,7 +40,7 @@ def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
         ("temprature", 0.5),
         ("reasoning_effort", "high"),
         ("store", 0),
-        ("min_tokens", False),
+        ("truncate_prompt_tokens", False),
         ("modalities", ["text", "audio"]),
         ("stream_options.usage", True),
     ],

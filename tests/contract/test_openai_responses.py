@@ -296,7 +296,7 @@ def test_a_stream_that_breaks_ends_as_failed(client: openai.OpenAI, rig: OpenAiR
         pytest.param(
             {"input": [{"type": "item_reference", "id": "msg_1"}]},
             "input.0.type",
-            "item_reference",
+            "store: false",
             id="reference",
         ),
         pytest.param({"input": []}, "input", "1 to", id="nothing"),

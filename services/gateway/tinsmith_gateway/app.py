@@ -2,6 +2,7 @@
 
 /api/v1/...                        the wire of the `tinker` SDK
 /v1/models, /v1/chat/...           OpenAI
+/v1/messages, ...                  Anthropic
 /claim_episode, /end_episode, ...  episodes, as AgentJet's clients spell them
 /, /page/...                       the page for people
 /health, /healthz                  whether the process serves
@@ -18,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tinsmith_gateway import episodes, openai, page
+from tinsmith_gateway import anthropic, episodes, openai, page
 from tinsmith_gateway.openai.answered_by import CHOICE_HEADER, SAMPLER_HEADER
+from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.serving.http_spans import HttpSpans
 from tinsmith_gateway.tinker import TinkerWire
@@ -34,7 +36,9 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
         Route("/api/v1/healthz", _healthz, methods=["GET"]),
     ]
     routes += tinker.routes()
-    routes += openai.routes(services)
+    calls = ModelCalls(services)
+    routes += openai.routes(services, calls)
+    routes += anthropic.routes(services, calls)
     routes += episodes.routes(services)
     routes += page.routes(services)
     app = Starlette(
@@ -74,7 +78,9 @@ async def _healthz(request: Request) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     del error
-    if openai.owns(request.url.path):
+    if anthropic.owns(request.url.path):
+        return anthropic.not_found(request)
+    if openai.owns(request.url.path) or openai.lacks_prefix(request.url.path):
         return openai.not_found(request)
     message = f"{request.method} {request.url.path} is not part of any protocol served here"
     return JSONResponse({"error": message, "detail": message}, status_code=404)
@@ -83,6 +89,8 @@ async def _not_found(request: Request, error: Exception) -> Response:
 async def _wrong_method(request: Request, error: Exception) -> Response:
     # Starlette names the methods that there are.
     headers = dict(getattr(error, "headers", None) or {})
+    if anthropic.owns(request.url.path):
+        return anthropic.wrong_method(request, headers)
     if openai.owns(request.url.path):
         return openai.wrong_method(request, headers)
     message = f"{request.url.path} does not take {request.method}"

@@ -107,16 +107,19 @@ class StopFilter:
         self._held = ""
         self.is_stopped = False
         """Whether a stop string was found; nothing comes after it."""
+        self.stopped_by: str | None = None
+        """Which one it was."""
 
     def push(self, text: str) -> str:
         """Return the text that may leave."""
         if self.is_stopped:
             return ""
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        ends = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if ends:
+            end, self.stopped_by = min(ends, key=lambda found: found[0])
             self.is_stopped = True
-            text, self._held = self._held[: min(ends)], ""
+            text, self._held = self._held[:end], ""
             return text
         keep = held_length(self._held, self._stops)
         text, self._held = (

@@ -51,6 +51,10 @@ from tinsmith_scheduler.workers.workers import Workers
 Clock = Callable[[], float]
 
 
+_MISSED_HEARTBEATS = 2
+"""After as many a session counts as silent."""
+
+
 class SchedulerPod(Pod):
     """One scheduler.
 
@@ -196,6 +200,7 @@ class SchedulerPod(Pod):
         sessions = Sessions(
             database,
             timeout_s=config.session_timeout_s,
+            silent_s=_MISSED_HEARTBEATS * config.heartbeat_interval_s,
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
@@ -224,6 +229,7 @@ class SchedulerPod(Pod):
             trainers=self._trainers,
             creations=self._creations,
             sources=sources,
+            sessions=sessions,
             max_runs_per_project=config.max_runs_per_project,
             wall_clock=self._wall_clock,
         )

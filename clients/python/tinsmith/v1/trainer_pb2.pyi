@@ -368,9 +368,8 @@ class DatumOutput(_message.Message):
         """Holds the natural-log probability of each target token, float32, in the shape of
         `target_tokens`: [T], or [T, K].
 
-        `ForwardBackward` does not compute tokens without a loss and reports 0 for them: those with
-        weight 0 (for all K targets), or in the other losses with 0 for every input of the loss.
-        `Forward` computes all, and so does a custom loss.
+        Tokens without a loss have theirs as well: those with weight 0 (for all K targets), or in the
+        other losses with 0 for every input of the loss.
         """
 
     def __init__(

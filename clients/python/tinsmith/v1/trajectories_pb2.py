@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from tinsmith.v1 import tensors_pb2 as tinsmith_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etinsmith/v1/trajectories.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19tinsmith/v1/tensors.proto\"n\n\nImageChunk\x12\x12\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x14\n\x06\x66ormat\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\"\n\x0f\x65xpected_tokens\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x42\x12\n\x10_expected_tokens\"c\n\x05\x43hunk\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImageChunkH\x00\x42\t\n\x07\x63ontent\"6\n\nModelInput\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.tinsmith.v1.ChunkB\x04\xe2\x41\x01\x02\"\xc2\x01\n\x05\x44\x61tum\x12\x32\n\x0bmodel_input\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12=\n\x0bloss_inputs\x18\x02 \x03(\x0b\x32\".tinsmith.v1.Datum.LossInputsEntryB\x04\xe2\x41\x01\x02\x1a\x46\n\x0fLossInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor:\x02\x38\x01\"\xc5\x05\n\x0eSamplingParams\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x1e\n\x0btemperature\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05top_k\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x18\n\x05top_p\x18\x04 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x17\n\x04seed\x18\x05 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12\x37\n\x0bstop_tokens\x18\x06 \x01(\x0b\x32\x17.tinsmith.v1.StopTokensB\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x12\x1a\n\x0cstop_strings\x18\x07 \x03(\tB\x04\xe2\x41\x01\x01\x12\x18\n\x05min_p\x18\x08 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x06\x88\x01\x01\x12$\n\x11\x66requency_penalty\x18\t \x01(\x02\x42\x04\xe2\x41\x01\x01H\x07\x88\x01\x01\x12#\n\x10presence_penalty\x18\n \x01(\x02\x42\x04\xe2\x41\x01\x01H\x08\x88\x01\x01\x12%\n\x12repetition_penalty\x18\x0b \x01(\x02\x42\x04\xe2\x41\x01\x01H\t\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x0c \x03(\x0b\x32*.tinsmith.v1.SamplingParams.LogitBiasEntryB\x04\xe2\x41\x01\x01\x12\x36\n\routput_format\x18\r \x01(\x0b\x32\x19.tinsmith.v1.OutputFormatB\x04\xe2\x41\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_stop_tokensB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penalty\"j\n\x0cOutputFormat\x12\x1b\n\x0bjson_schema\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x12\x15\n\x05regex\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x12\x1e\n\x0estructural_tag\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x42\x06\n\x04\x66orm\"%\n\nStopTokens\x12\x17\n\ttoken_ids\x18\x01 \x03(\x05\x42\x04\xe2\x41\x01\x01\"\xcd\x02\n\x0fSampledSequence\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08versions\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x0bstop_reason\x18\x04 \x01(\x0e\x32\'.tinsmith.v1.SampledSequence.StopReason\x12\x30\n\rtopk_logprobs\x18\x05 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\"W\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_STOP\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\"]\n\x0cTopkLogprobs\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\xc8\x01\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\x07\x63ontent\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x18.tinsmith.v1.ContentPartB\x04\xe2\x41\x01\x01\x12/\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.tinsmith.v1.ToolCallB\x04\xe2\x41\x01\x01\x12\x1a\n\x0ctool_call_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\x12\x12\n\x04name\x18\x06 \x01(\tB\x04\xe2\x41\x01\x01\"R\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImagePlaceH\x00\x42\t\n\x07\x63ontent\"\x0c\n\nImagePlace\"N\n\x08ToolCall\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x61rguments_json\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x10\n\x02id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"T\n\x04Tool\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x19\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\x12\x1d\n\x0fparameters_json\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"\x84\x01\n\x0bObservation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.ChatMessage\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.tinsmith.v1.ImageChunk\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.tinsmith.v1.Tool\"{\n\x06\x41\x63tion\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.tinsmith.v1.ToolCallB\x04\xe2\x41\x01\x01\x42\t\n\x07\x63ontentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etinsmith/v1/trajectories.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19tinsmith/v1/tensors.proto\"n\n\nImageChunk\x12\x12\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x14\n\x06\x66ormat\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\"\n\x0f\x65xpected_tokens\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x42\x12\n\x10_expected_tokens\"c\n\x05\x43hunk\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImageChunkH\x00\x42\t\n\x07\x63ontent\"6\n\nModelInput\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.tinsmith.v1.ChunkB\x04\xe2\x41\x01\x02\"\xc2\x01\n\x05\x44\x61tum\x12\x32\n\x0bmodel_input\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12=\n\x0bloss_inputs\x18\x02 \x03(\x0b\x32\".tinsmith.v1.Datum.LossInputsEntryB\x04\xe2\x41\x01\x02\x1a\x46\n\x0fLossInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor:\x02\x38\x01\"\xf3\x05\n\x0eSamplingParams\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x1e\n\x0btemperature\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05top_k\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x18\n\x05top_p\x18\x04 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x17\n\x04seed\x18\x05 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12\x37\n\x0bstop_tokens\x18\x06 \x01(\x0b\x32\x17.tinsmith.v1.StopTokensB\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x12\x1a\n\x0cstop_strings\x18\x07 \x03(\tB\x04\xe2\x41\x01\x01\x12\x18\n\x05min_p\x18\x08 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x06\x88\x01\x01\x12$\n\x11\x66requency_penalty\x18\t \x01(\x02\x42\x04\xe2\x41\x01\x01H\x07\x88\x01\x01\x12#\n\x10presence_penalty\x18\n \x01(\x02\x42\x04\xe2\x41\x01\x01H\x08\x88\x01\x01\x12%\n\x12repetition_penalty\x18\x0b \x01(\x02\x42\x04\xe2\x41\x01\x01H\t\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x0c \x03(\x0b\x32*.tinsmith.v1.SamplingParams.LogitBiasEntryB\x04\xe2\x41\x01\x01\x12\x36\n\routput_format\x18\r \x01(\x0b\x32\x19.tinsmith.v1.OutputFormatB\x04\xe2\x41\x01\x01\x12\x1d\n\nmin_tokens\x18\x0e \x01(\x05\x42\x04\xe2\x41\x01\x01H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_stop_tokensB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokens\"j\n\x0cOutputFormat\x12\x1b\n\x0bjson_schema\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x12\x15\n\x05regex\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x12\x1e\n\x0estructural_tag\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x42\x06\n\x04\x66orm\"L\n\nStopTokens\x12\x17\n\ttoken_ids\x18\x01 \x03(\x05\x42\x04\xe2\x41\x01\x01\x12%\n\x17includes_those_of_model\x18\x02 \x01(\x08\x42\x04\xe2\x41\x01\x01\"\xcd\x02\n\x0fSampledSequence\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08versions\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x0bstop_reason\x18\x04 \x01(\x0e\x32\'.tinsmith.v1.SampledSequence.StopReason\x12\x30\n\rtopk_logprobs\x18\x05 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\"W\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_STOP\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\"]\n\x0cTopkLogprobs\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\xc8\x01\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\x07\x63ontent\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x18.tinsmith.v1.ContentPartB\x04\xe2\x41\x01\x01\x12/\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.tinsmith.v1.ToolCallB\x04\xe2\x41\x01\x01\x12\x1a\n\x0ctool_call_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\x12\x12\n\x04name\x18\x06 \x01(\tB\x04\xe2\x41\x01\x01\"R\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImagePlaceH\x00\x42\t\n\x07\x63ontent\"\x0c\n\nImagePlace\"N\n\x08ToolCall\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x61rguments_json\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x10\n\x02id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"T\n\x04Tool\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x19\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\x12\x1d\n\x0fparameters_json\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"\x84\x01\n\x0bObservation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.ChatMessage\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.tinsmith.v1.ImageChunk\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.tinsmith.v1.Tool\"{\n\x06\x41\x63tion\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.tinsmith.v1.ToolCallB\x04\xe2\x41\x01\x01\x42\t\n\x07\x63ontentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -75,6 +75,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._serialized_options = b'\342A\001\001'
   _globals['_SAMPLINGPARAMS'].fields_by_name['output_format']._loaded_options = None
   _globals['_SAMPLINGPARAMS'].fields_by_name['output_format']._serialized_options = b'\342A\001\001'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_tokens']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_tokens']._serialized_options = b'\342A\001\001'
   _globals['_OUTPUTFORMAT'].fields_by_name['json_schema']._loaded_options = None
   _globals['_OUTPUTFORMAT'].fields_by_name['json_schema']._serialized_options = b'\342A\001\001'
   _globals['_OUTPUTFORMAT'].fields_by_name['regex']._loaded_options = None
@@ -83,6 +85,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTPUTFORMAT'].fields_by_name['structural_tag']._serialized_options = b'\342A\001\001'
   _globals['_STOPTOKENS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_STOPTOKENS'].fields_by_name['token_ids']._serialized_options = b'\342A\001\001'
+  _globals['_STOPTOKENS'].fields_by_name['includes_those_of_model']._loaded_options = None
+  _globals['_STOPTOKENS'].fields_by_name['includes_those_of_model']._serialized_options = b'\342A\001\001'
   _globals['_CHATMESSAGE'].fields_by_name['role']._loaded_options = None
   _globals['_CHATMESSAGE'].fields_by_name['role']._serialized_options = b'\342A\001\002'
   _globals['_CHATMESSAGE'].fields_by_name['content']._loaded_options = None
@@ -120,31 +124,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATUM_LOSSINPUTSENTRY']._serialized_start=501
   _globals['_DATUM_LOSSINPUTSENTRY']._serialized_end=571
   _globals['_SAMPLINGPARAMS']._serialized_start=574
-  _globals['_SAMPLINGPARAMS']._serialized_end=1283
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1083
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1131
-  _globals['_OUTPUTFORMAT']._serialized_start=1285
-  _globals['_OUTPUTFORMAT']._serialized_end=1391
-  _globals['_STOPTOKENS']._serialized_start=1393
-  _globals['_STOPTOKENS']._serialized_end=1430
-  _globals['_SAMPLEDSEQUENCE']._serialized_start=1433
-  _globals['_SAMPLEDSEQUENCE']._serialized_end=1766
-  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_start=1679
-  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_end=1766
-  _globals['_TOPKLOGPROBS']._serialized_start=1768
-  _globals['_TOPKLOGPROBS']._serialized_end=1861
-  _globals['_CHATMESSAGE']._serialized_start=1864
-  _globals['_CHATMESSAGE']._serialized_end=2064
-  _globals['_CONTENTPART']._serialized_start=2066
-  _globals['_CONTENTPART']._serialized_end=2148
-  _globals['_IMAGEPLACE']._serialized_start=2150
-  _globals['_IMAGEPLACE']._serialized_end=2162
-  _globals['_TOOLCALL']._serialized_start=2164
-  _globals['_TOOLCALL']._serialized_end=2242
-  _globals['_TOOL']._serialized_start=2244
-  _globals['_TOOL']._serialized_end=2328
-  _globals['_OBSERVATION']._serialized_start=2331
-  _globals['_OBSERVATION']._serialized_end=2463
-  _globals['_ACTION']._serialized_start=2465
-  _globals['_ACTION']._serialized_end=2588
+  _globals['_SAMPLINGPARAMS']._serialized_end=1329
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1114
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1162
+  _globals['_OUTPUTFORMAT']._serialized_start=1331
+  _globals['_OUTPUTFORMAT']._serialized_end=1437
+  _globals['_STOPTOKENS']._serialized_start=1439
+  _globals['_STOPTOKENS']._serialized_end=1515
+  _globals['_SAMPLEDSEQUENCE']._serialized_start=1518
+  _globals['_SAMPLEDSEQUENCE']._serialized_end=1851
+  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_start=1764
+  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_end=1851
+  _globals['_TOPKLOGPROBS']._serialized_start=1853
+  _globals['_TOPKLOGPROBS']._serialized_end=1946
+  _globals['_CHATMESSAGE']._serialized_start=1949
+  _globals['_CHATMESSAGE']._serialized_end=2149
+  _globals['_CONTENTPART']._serialized_start=2151
+  _globals['_CONTENTPART']._serialized_end=2233
+  _globals['_IMAGEPLACE']._serialized_start=2235
+  _globals['_IMAGEPLACE']._serialized_end=2247
+  _globals['_TOOLCALL']._serialized_start=2249
+  _globals['_TOOLCALL']._serialized_end=2327
+  _globals['_TOOL']._serialized_start=2329
+  _globals['_TOOL']._serialized_end=2413
+  _globals['_OBSERVATION']._serialized_start=2416
+  _globals['_OBSERVATION']._serialized_end=2548
+  _globals['_ACTION']._serialized_start=2550
+  _globals['_ACTION']._serialized_end=2673
 # @@protoc_insertion_point(module_scope)

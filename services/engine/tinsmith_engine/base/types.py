@@ -157,8 +157,8 @@ class BatchResult:
     """What a forward pass found."""
 
     logprobs: list[FloatArray]
-    """For each datum, natural-log probabilities of its targets, float32, in their shape. In a
-    forward_backward, 0 for tokens without a loss (`LossSpec.is_active`), which are not computed."""
+    """For each datum, natural-log probabilities of its targets, float32, in their shape: of all
+    tokens, those without a loss (`LossSpec.is_active`) included."""
     metrics: dict[str, float]
     """Named `<name>:<reduction>`; `loss:sum` is always there."""
     micro_batch_tokens: int = 0

@@ -69,19 +69,22 @@ class ShardedModule:
         targets: Tensor,
         losses: RowLosses | None,
         *,
+        others: tuple[Tensor, Tensor],
         needs_gradient: bool,
-    ) -> tuple[Tensor, TokenLoss] | None:
+    ) -> tuple[tuple[Tensor, TokenLoss] | None, Tensor | None]:
         """Score one group of this rank and, if asked, add to the gradients.
 
         Args:
             tokens_BT: Sequences of equal length; None if this rank only helps the others.
             rows: Which of the B * T tokens are scored, int64 [M].
             targets: Their targets, int64 [M, K].
-            losses: Their losses; None if nothing is scored.
+            losses: Their losses; None if nothing has one.
+            others: Rows and targets of the tokens without a loss.
             needs_gradient: Whether to go back.
 
         Returns:
-            Log-probabilities and losses [M, K], or None without anything to score.
+            Log-probabilities and losses [M, K], or None without any; and log-probabilities of the
+            others, or None without any.
         """
         device = self._ranks.device
         if tokens_BT is None:
@@ -90,18 +93,19 @@ class ShardedModule:
             logits: Tensor = self._module(
                 input_ids=tokens_BT.to(device), use_cache=False
             ).logits.flatten(0, 1)
+            unlossed = None
+            if len(others[0]):
+                unlossed = _chosen(logits.detach(), others[0].to(device), others[1].to(device))
             if losses is None:
                 if needs_gradient:
                     torch.autograd.backward(logits, torch.zeros_like(logits))
-                return None
-            chosen = logits[rows.to(device)]
-            log_softmax = torch.log_softmax(chosen, -1, dtype=torch.float32)
-            logprobs = log_softmax.gather(1, targets.to(device))
+                return None, unlossed
+            logprobs = _chosen(logits, rows.to(device), targets.to(device))
         found = logprobs.detach()
         loss = losses.of_all(found)
         if needs_gradient:
             torch.autograd.backward(logprobs, loss.dlogprobs_NK)
-        return found, loss
+        return (found, loss), unlossed
 
     def locals_of(self, tensors: Mapping[str, DTensor]) -> list[Tensor]:
         """Return this rank's parts of tensors, without empty ones, in the order of the weights."""
@@ -124,6 +128,11 @@ class ShardedModule:
         """Free the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+    """Return the log-probabilities of the targets of some rows, float32 [M, K]."""
+    return torch.log_softmax(logits[rows], -1, dtype=torch.float32).gather(1, targets)
 
 
 def local_part(tensor: DTensor) -> Tensor:

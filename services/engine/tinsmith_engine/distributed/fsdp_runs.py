@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -27,6 +28,7 @@ from tinsmith_engine.base.types import (
     AdamParams,
     BatchRequest,
     BatchResult,
+    Datum,
     FullConfig,
     OptimStepResult,
     RunState,
@@ -279,22 +281,20 @@ class FullRuns:
         scored = [job.scored(index) for index in group]
         parts = [job.loss_rows(index, of) for index, of in zip(group, scored, strict=True)]
         losses: MixedLosses | SequenceLosses | CustomLosses | None = None
-        tokens = rows = targets = torch.zeros(0, dtype=torch.int64)
+        others = [~of for of in scored]
+        tokens = torch.zeros(0, dtype=torch.int64)
         if group:
             tokens = torch.from_numpy(np.stack([batch[index].tokens_T for index in group]))
-            rows = torch.from_numpy(np.flatnonzero(np.concatenate(scored)))
-            chosen = [batch[i].targets_T[of] for i, of in zip(group, scored, strict=True)]
-            targets = torch.from_numpy(
-                np.concatenate([one[:, None] if one.ndim == 1 else one for one in chosen])
-            ).to(torch.int64)
+        rows, targets = _rows_and_targets([batch[index] for index in group], scored)
         if len(rows):
             some = [part for part in parts if part.num_rows]
             losses = losses_of(some, self._ranks.device, is_of_sequence=job.spec.is_of_sequence)
-        found = run.module.score(
+        found, unlossed = run.module.score(
             tokens.to(torch.int64) if group else None,
             rows,
             targets,
             losses,
+            others=_rows_and_targets([batch[index] for index in group], others),
             needs_gradient=job.request.is_backward,
         )
         of_sequences = iter(losses.of_sequences if losses is not None else ())
@@ -309,6 +309,12 @@ class FullRuns:
             job.take(
                 index, of, logprobs.cpu().numpy(), loss.cpu().numpy(), next(of_sequences, None)
             )
+            start = stop
+        start = 0
+        for index, of in zip(group, others, strict=True):
+            stop = start + int(of.sum())
+            if unlossed is not None and start < stop:
+                job.take_without_loss(index, of, unlossed[start:stop].cpu().numpy())
             start = stop
 
     def _gradient_before(self, run: FullRun) -> list[Tensor] | None:
@@ -332,3 +338,16 @@ class FullRuns:
             if row is not None:
                 self._layout.view(row, name).copy_(whole)
         return row
+
+
+def _rows_and_targets(
+    datums: Sequence[Datum], chosen: Sequence[NDArray[np.bool_]]
+) -> tuple[Tensor, Tensor]:
+    """Return which rows of a group of datums are chosen, int64 [M], and their targets [M, K]."""
+    if not datums:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return nothing, nothing
+    found = [datum.targets_T[of] for datum, of in zip(datums, chosen, strict=True)]
+    targets = np.concatenate([one[:, None] if one.ndim == 1 else one for one in found])
+    rows = np.flatnonzero(np.concatenate(chosen))
+    return torch.from_numpy(rows), torch.from_numpy(targets).to(torch.int64)

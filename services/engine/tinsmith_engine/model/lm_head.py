@@ -97,6 +97,8 @@ def run_head(
 def _run_group(
     linear: LinearTarget, hidden: Tensor, group: HeadGroup, dhidden: Tensor | None
 ) -> HeadScores:
+    if isinstance(group.losses, NoLosses):
+        return _run_chunks(linear, hidden, group, group.losses, None)
     if not group.losses.is_of_sequence:
         return _run_chunks(linear, hidden, group, group.losses, dhidden)
     logprobs = _run_chunks(linear, hidden, group, NoLosses(), None).logprobs

@@ -36,8 +36,10 @@ from tinsmith_engine.model.decoder_config import decoder_config, fused_experts, 
 from tinsmith_engine.runs.peft_import import PEFT_PREFIX
 from tinsmith_engine.runs.run_store import adapter_scale
 from tinsmith_runtime.errors import CheckpointIncompatibleError
+from tinsmith_runtime.tokenizer_files import read_stop_token_ids
 
 _COMPANION_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+_GENERATION_FILE = "generation_config.json"
 _HEAD = "lm_head"
 _HEAD_WEIGHT = f"{_HEAD}.weight"
 
@@ -226,11 +228,18 @@ class MergedModel:
             is_hidden = source.name.startswith(".")
             if is_index or is_hidden or not source.name.endswith(_COMPANION_SUFFIXES):
                 continue
+            if source.name == _GENERATION_FILE:
+                continue
             target = folder / source.name
             if source.name == "config.json" and self._unties:
                 target.write_text(json.dumps(_untied(json.loads(source.read_text())), indent=2))
             else:
                 shutil.copyfile(source, target)
+            yield target
+        settings = _generation_settings(self._directory)
+        if settings:
+            target = folder / _GENERATION_FILE
+            target.write_text(json.dumps(settings, indent=2))
             yield target
 
     def _write_shard(self, path: Path, shard: _Shard) -> None:
@@ -297,6 +306,16 @@ def _plan_shards(sources: Mapping[str, _Source], max_shard_bytes: int) -> list[_
         shards[-1].names.append(name)
         shards[-1].size_bytes += source.size_bytes
     return shards
+
+
+def _generation_settings(directory: Path) -> dict[str, Any]:
+    """Return the generation settings of a model, in which the end of its template's turn ends."""
+    source = directory / _GENERATION_FILE
+    settings: dict[str, Any] = json.loads(source.read_text()) if source.is_file() else {}
+    ends = read_stop_token_ids(directory)
+    if ends:
+        settings["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return settings
 
 
 def _untied(config: dict[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,8 @@ class SampleRequest:
     seed: int = 0
     stop_tokens: Sequence[int] = ()
     """Tokens that end a completion, of which they are the last."""
+    min_tokens: int = 0
+    """Before a completion has as many tokens nothing ends it but its limit."""
     stop_strings: Sequence[str] = ()
     """Texts that end a completion with the token that completes them; need `decode_text`."""
     decode_text: DecodeText | None = None
@@ -239,6 +241,16 @@ def check_ranges(request: SampleRequest, *, params: str = "") -> None:
         (f"{params}top_p", not 0.0 < request.top_p <= 1.0, "must be above 0 and at most 1"),
         (f"{params}min_p", not 0.0 <= request.min_p <= 1.0, "must be 0 to 1"),
         (f"{params}max_tokens", request.max_tokens < 0, "must not be negative"),
+        (
+            f"{params}min_tokens",
+            not 0 <= request.min_tokens <= request.max_tokens,
+            "must be 0 to max_tokens",
+        ),
+        (
+            f"{params}min_tokens",
+            request.min_tokens > 0 and request.output_format is not None,
+            "excludes a form of the answer, which ends where it is whole",
+        ),
         ("num_samples", request.num_samples < 1, "must be at least 1"),
         *(
             (name, getattr(request, name) < 0, "must not be negative")

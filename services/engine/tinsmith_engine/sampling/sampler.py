@@ -423,6 +423,7 @@ class Sampler:
         self, sequences: Sequence[ActiveSequence], logits_RV: Tensor
     ) -> list[SampledSequence]:
         shaped_RV = shape_logits(logits_RV, [sequence.shaping for sequence in sequences])
+        shaped_RV = _without_stops(shaped_RV, sequences)
         shaped_RV, failed = mask_logits(shaped_RV, [one.constraint for one in sequences])
         chosen_R = pick(shaped_RV, [sequence.rule() for sequence in sequences])
         log_softmax_RV = log_probabilities(logits_RV)
@@ -457,7 +458,11 @@ class Sampler:
         if order.listener is not None:
             order.listener.token(sequence.sample_index, sampled)
         search = sequence.stop_search
-        if sampled.token in request.stop_tokens or (search and search.push(sampled.token)):
+        if search is not None and len(sequence.logprobs) <= request.min_tokens:
+            search.pass_over(sampled.token)
+        elif search is not None and search.push(sampled.token):
+            return "stop"
+        if sampled.token in request.stop_tokens:
             return "stop"
         if sequence.constraint is not None and sequence.constraint.has_ended():
             return "stop"
@@ -505,6 +510,21 @@ def _stop_search(request: SampleRequest) -> StopSearch | None:
     if not request.stop_strings or request.decode_text is None:
         return None
     return StopSearch(request.stop_strings, request.decode_text)
+
+
+def _without_stops(logits_RV: Tensor, sequences: Sequence[ActiveSequence]) -> Tensor:
+    """Return logits without the stop tokens of samples that may not end yet."""
+    held = [
+        (row, list(one.order.request.stop_tokens))
+        for row, one in enumerate(sequences)
+        if len(one.logprobs) < one.order.request.min_tokens and one.order.request.stop_tokens
+    ]
+    if not held:
+        return logits_RV
+    masked_RV = logits_RV.clone()
+    for row, tokens in held:
+        masked_RV[row, tokens] = float("-inf")
+    return masked_RV
 
 
 def _likeliest(log_softmax_V: Tensor, count: int) -> list[tuple[int, float]]:

@@ -25,6 +25,11 @@ class StopSearch:
         self._detokenizer = IncrementalDetokenizer(decode)
         self._end = ""
 
+    def pass_over(self, token: int) -> None:
+        """Take a token in that ends nothing, nor is the beginning of what does."""
+        self._detokenizer.push([token])
+        self._end = ""
+
     def push(self, token: int) -> bool:
         """Return whether the text contains a stop string now, which it did not before."""
         piece = self._detokenizer.push([token])

@@ -102,7 +102,10 @@ class Job:
         return sum(self.rows_of(microbatch) for microbatch in self.microbatches)
 
     def scored(self, index: int) -> NDArray[np.bool_]:
-        """Return which tokens of a datum the head computes, bool [T]."""
+        """Return which tokens of a datum are scored with a loss, bool [T].
+
+        A forward pass scores all so; in another, those without a loss are scored beside them.
+        """
         datum = self.request.batch[index]
         if self.request.is_backward:
             return self.spec.is_active(datum)
@@ -147,6 +150,13 @@ class Job:
         self._losses[index] = np.where(is_active, summed, np.float32(0.0))
         if of_sequence is not None and is_active.any():
             self._of_sequences[index] = of_sequence
+
+    def take_without_loss(
+        self, index: int, is_other: NDArray[np.bool_], logprobs: FloatArray
+    ) -> None:
+        """Keep what a pass found for the tokens of a datum that have no loss, [n, K]."""
+        whole = self._logprobs[index]
+        whole[is_other] = logprobs if whole.ndim == 2 else logprobs[:, 0]
 
     def found(self, microbatch: Sequence[int]) -> list[_FoundDatum]:
         """Return what a pass found for the datums of a microbatch, for another process."""

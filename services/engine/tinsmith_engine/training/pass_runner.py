@@ -30,7 +30,7 @@ from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.memory import is_out_of_memory
 from tinsmith_engine.base.types import BatchRequest, BatchResult, IntArray, LoraConfig
 from tinsmith_engine.losses.batch_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
-from tinsmith_engine.model.lm_head import HeadGroup
+from tinsmith_engine.model.lm_head import HeadGroup, NoLosses, RowLosses
 from tinsmith_engine.model.model_protocol import BoundRows, Model, Pass, RunTensors
 from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
@@ -361,37 +361,38 @@ class _Heads:
         self._parts: dict[tuple[object, ...], list[_Part]] = {}
         self._losses: list[MixedLosses | SequenceLosses | CustomLosses] = []
         self.groups: list[HeadGroup] = []
+        self._others: dict[tuple[object, ...], list[_Part]] = {}
         loras = _head_adapters(model, rows, adapted)
         for segment, (job, microbatch) in enumerate(segments):
             for index, (start, _) in zip(microbatch, rows.sequences[segment], strict=True):
                 is_scored = job.scored(index)
+                targets = job.request.batch[index].targets_T
+                num_targets = 1 if targets.ndim == 1 else targets.shape[1]
+                adapter = segment if segment in loras else None
+                if not is_scored.all():
+                    # Apart, so that the rows with a loss have the same chunks, and bits, without.
+                    others = _Part(job, index, start, ~is_scored)
+                    self._others.setdefault((num_targets, adapter), []).append(others)
                 if not is_scored.any():
                     nothing = np.zeros((0, 1), dtype=np.float32)
                     job.take(index, is_scored, nothing, nothing, None)
                     continue
-                targets = job.request.batch[index].targets_T
-                num_targets = 1 if targets.ndim == 1 else targets.shape[1]
-                adapter = segment if segment in loras else None
                 key: tuple[object, ...] = (num_targets, job.spec.is_of_sequence, adapter)
                 self._parts.setdefault(key, []).append(_Part(job, index, start, is_scored))
         for key, parts in self._parts.items():
             losses = [part.job.loss_rows(part.index, part.is_scored) for part in parts]
             found = losses_of(losses, device, is_of_sequence=bool(key[1]))
             self._losses.append(found)
-            self.groups.append(
-                HeadGroup(
-                    rows=torch.from_numpy(np.concatenate([part.rows for part in parts])).to(device),
-                    targets=torch.from_numpy(np.concatenate([part.targets for part in parts])).to(
-                        device
-                    ),
-                    losses=found,
-                    lora=loras.get(key[2]),
-                )
-            )
+            self.groups.append(_group(parts, found, loras.get(key[2]), device))
+        for key, parts in self._others.items():
+            self.groups.append(_group(parts, NoLosses(), loras.get(key[1]), device))
 
     def hand_out(self, scores: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Give each job what was found for its datums."""
-        for parts, losses, found in zip(self._parts.values(), self._losses, scores, strict=True):
+        with_losses, others = scores[: len(self._parts)], scores[len(self._parts) :]
+        for parts, losses, found in zip(
+            self._parts.values(), self._losses, with_losses, strict=True
+        ):
             logprobs, loss = (values.cpu().numpy() for values in found)
             of_sequences = losses.of_sequences
             start = 0
@@ -405,10 +406,25 @@ class _Heads:
                     of_sequences[number] if of_sequences else None,
                 )
                 start = stop
+        for parts, (found_logprobs, _) in zip(self._others.values(), others, strict=True):
+            logprobs, start = found_logprobs.cpu().numpy(), 0
+            for part in parts:
+                stop = start + int(part.is_scored.sum())
+                part.job.take_without_loss(part.index, part.is_scored, logprobs[start:stop])
+                start = stop
+
+
+def _group(parts: Sequence[_Part], losses: RowLosses, lora: Any, device: torch.device) -> HeadGroup:
+    return HeadGroup(
+        rows=torch.from_numpy(np.concatenate([part.rows for part in parts])).to(device),
+        targets=torch.from_numpy(np.concatenate([part.targets for part in parts])).to(device),
+        losses=losses,
+        lora=lora,
+    )
 
 
 class _Part:
-    """The scored tokens of one datum in a pass."""
+    """Tokens of one datum in a pass: those with a loss, or the others."""
 
     def __init__(self, job: Job, index: int, start: int, is_scored: Any) -> None:
         self.job, self.index, self.is_scored = job, index, is_scored

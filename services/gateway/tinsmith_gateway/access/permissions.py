@@ -51,7 +51,8 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
         "/v1",
         {
             ALL: "GET:/models GET:/models/{id:path}",
-            PLAY: "POST:/chat/completions POST:/completions POST:/responses",
+            PLAY: "POST:/chat/completions POST:/completions POST:/responses "
+            "POST:/messages POST:/messages/count_tokens",
         },
     ),
     **_rows(
@@ -70,7 +71,8 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
             ALL: "GET:/episodes/{episode} POST:/is_episode_claimed GET:/get_engine_status "
             "GET:/get_current_batch_rollout_pool_information",
             PLAY: "POST:/claim_episode POST:/heartbeat_episode POST:/can_continue_episode "
-            "POST:/end_episode POST:/submit_episode POST:/abort_episode",
+            "POST:/end_episode POST:/submit_episode POST:/abort_episode "
+            "POST:/tokenize POST:/detokenize",
             USE: "POST:/register_episode POST:/get_episode_buffer POST:/sync_train_config "
             "POST:/start_engine POST:/stop_engine POST:/update_engine_status",
         },

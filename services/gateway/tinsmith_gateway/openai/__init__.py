@@ -17,19 +17,24 @@ from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Call, endpoint
 from tinsmith_gateway.openai.chat import chat_completion
 from tinsmith_gateway.openai.completions import completion
-from tinsmith_gateway.openai.errors import not_found, owns, render_error, wrong_method
+from tinsmith_gateway.openai.errors import lacks_prefix, not_found, owns, render_error, wrong_method
 from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
 from tinsmith_gateway.openai.responses import response
+from tinsmith_gateway.openai.tokens import detokenize, tokenize
 from tinsmith_gateway.services import Services
 
-__all__ = ["not_found", "owns", "routes", "wrong_method"]
+__all__ = ["lacks_prefix", "not_found", "owns", "routes", "wrong_method"]
 
 
-def routes(services: Services) -> list[BaseRoute]:
-    """Return the routes below `/v1`."""
-    calls = ModelCalls(services)
+def routes(services: Services, calls: ModelCalls) -> list[BaseRoute]:
+    """Return the routes below `/v1`.
+
+    Args:
+        services: The parts of the gateway.
+        calls: Sample, for this protocol and others alike.
+    """
     models = ModelList(services, calls)
 
     def route(path: str, method: str, handler: Callable[[Call], Awaitable[Response]]) -> Route:
@@ -42,12 +47,18 @@ def routes(services: Services) -> list[BaseRoute]:
         )
         return Route(path, identified(serve), methods=[method])
 
+    @functools.wraps(tokenize)
+    async def tokenize_here(call: Call) -> Response:
+        return await tokenize(calls, models, call)
+
     return [
         route("/v1/models", "GET", models.list_models),
         route("/v1/models/{id:path}", "GET", models.get_model),
         route("/v1/chat/completions", "POST", _bound(chat_completion, calls)),
         route("/v1/completions", "POST", _bound(completion, calls)),
         route("/v1/responses", "POST", _bound(response, calls)),
+        route("/tokenize", "POST", tokenize_here),
+        route("/detokenize", "POST", _bound(detokenize, calls)),
     ]
 
 

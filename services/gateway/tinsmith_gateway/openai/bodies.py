@@ -7,6 +7,7 @@ sample is never taken for what it is not.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -26,6 +27,9 @@ from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 _MAX_INT32 = 2**31 - 1
 _MAX_TOP_LOGPROBS = 20
 _MAX_PROMPTS = 256
+_MAX_STOP_TOKENS = 1024
+_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+"""What means something in a regular expression."""
 MAX_MESSAGES = 8192
 """Messages of a conversation."""
 MAX_TOOLS = 1024
@@ -75,14 +79,15 @@ class StructuredOutputs(_Body):
 
     json_: dict[str, Any] | str | None = pydantic.Field(default=None, alias="json")
     regex: str | None = None
+    choice: list[str] | None = pydantic.Field(default=None, min_length=1)
     json_object: bool | None = None
 
 
 class SamplingBody(pydantic.BaseModel):
     """What both kinds of completion have in common.
 
-    Extra fields: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `skip_special_tokens`,
-    `return_token_ids` (vLLM's spelling).
+    Extra fields: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `min_tokens`,
+    `stop_token_ids`, `skip_special_tokens`, `return_token_ids` (vLLM's spelling).
     """
 
     # Other fields are looked at by `check_offered`, which refuses all but harmless ones.
@@ -105,9 +110,12 @@ class SamplingBody(pydantic.BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
+    guided_choice: list[str] | None = pydantic.Field(default=None, min_length=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    min_tokens: int | None = pydantic.Field(default=None, ge=0, le=_MAX_INT32)
+    stop_token_ids: list[Token] | None = pydantic.Field(default=None, max_length=_MAX_STOP_TOKENS)
     skip_special_tokens: bool = True
     return_token_ids: bool = False
 
@@ -146,7 +154,12 @@ class SamplingBody(pydantic.BaseModel):
             _text_of(outputs.json_),
             '{"type":"object"}' if outputs.json_object else None,
         ]
-        regexes = [self.guided_regex, outputs.regex]
+        regexes = [
+            self.guided_regex,
+            outputs.regex,
+            _one_of(self.guided_choice),
+            _one_of(outputs.choice),
+        ]
         return [
             *(trajectories_pb2.OutputFormat(json_schema=one) for one in schemas if one is not None),
             *(trajectories_pb2.OutputFormat(regex=one) for one in regexes if one is not None),
@@ -168,6 +181,17 @@ class SamplingBody(pydantic.BaseModel):
         if len(self._forms()) > 1:
             raise InvalidFieldError("response_format", "is one of several forms; give one")
         check_stop_strings(self.stops, "stop")
+        if self.min_tokens and self._forms():
+            raise InvalidFieldError(
+                "min_tokens", "excludes a form of the answer, which ends where it is whole"
+            )
+
+
+def _one_of(choices: Sequence[str] | None) -> str | None:
+    """Return the regular expression of one of some texts."""
+    if choices is None:
+        return None
+    return "(?:" + "|".join(_SIGNS.sub(r"\\\g<0>", choice) for choice in choices) + ")"
 
 
 def _text_of(schema: dict[str, Any] | str | None) -> str | None:

@@ -52,6 +52,12 @@ class ChatCompletion:
         self._call_id = call_id_of(call)
         self.answered_by = AnsweredBy()
         """Which sampler it was."""
+        self.num_prompt = 0
+        """Tokens of the prompt, once it is rendered."""
+        self.num_cached = 0
+        """Those of them that the sampler had in its cache, once it has begun."""
+        self.stop_string: str | None = None
+        """Which stop string ended the first sample."""
         self.id = self._call_id.hex
         """Of the call."""
         self.model = body.model or _episode_model(call)
@@ -62,13 +68,19 @@ class ChatCompletion:
             "model": self.model,
         }
 
+    async def prepare(self) -> Prompt:
+        """Return the prompt, and draw nothing."""
+        async with self._calls.target(self._credential, self._body.model) as target:
+            prompt, _ = await self._prepare(target, self._tool_format(target))
+            return prompt
+
     async def whole(self) -> dict[str, Any]:
         """Return the completion once it is drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
             tool_format = self._tool_format(target)
             prompt, request = await self._prepare(target, tool_format)
             answered = await self._calls.sample(target, request)
-            self.answered_by.note(answered.about_prompt)
+            self._note(answered.about_prompt)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
             choices = await target.tokenizer.aside(
                 self._choices, target, tool_format, prompt, answered
@@ -93,7 +105,7 @@ class ChatCompletion:
             last = []
             async for piece in self._calls.stream(target, request):
                 about = piece.about_prompt or about
-                self.answered_by.note(about)
+                self._note(about)
                 answer, index = answers[piece.index], piece.index
                 extra = self._exact(piece.sampled)
                 if index not in begun:
@@ -117,6 +129,8 @@ class ChatCompletion:
                         extra=extra if is_first else {},
                     )
                 if answer.finish_reason:
+                    if index == 0:
+                        self.stop_string = answer.stop_string
                     last.append(self._chunk(index, {}, finish_reason=answer.finish_reason))
                     if len(last) < len(answers):
                         yield last[-1]
@@ -131,6 +145,10 @@ class ChatCompletion:
                     "choices": [],
                     "usage": usage_of([prompt], samples, [about]),
                 }
+
+    def _note(self, about: sampler_pb2.SampleResponse) -> None:
+        self.answered_by.note(about)
+        self.num_cached = about.num_cached_prompt_tokens
 
     async def _prepare(
         self, target: Target, tool_format: ToolFormat | None
@@ -149,7 +167,8 @@ class ChatCompletion:
             variables=body.chat_template_kwargs,
         )
         prompt = await target.tokenizer.aside(render, conversation, target.tokenizer)
-        self._admission.add_tokens(len(prompt.tokens))
+        self.num_prompt = len(prompt.tokens)
+        self._admission.add_tokens(self.num_prompt)
         params = codec.encode_params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -172,6 +191,8 @@ class ChatCompletion:
         for index, sampled in enumerate(answered.samples):
             answer = self._answer(target, tool_format)
             pieces = answer.push(sampled)
+            if index == 0:
+                self.stop_string = answer.stop_string
             choices.append(
                 {
                     "index": index,
@@ -207,6 +228,7 @@ class ChatCompletion:
         return Answer(
             target.tokenizer,
             stops=self._body.stops,
+            min_tokens=self._body.min_tokens or 0,
             skip_special=self._body.skip_special_tokens,
             kept_tokens=tool_format.kept_tokens if tool_format else (),
             parser=tool_format.new_parser(names) if tool_format else None,

@@ -115,8 +115,11 @@ def encode_params(
     params.logit_bias.update(body.logit_bias or {})
     if output_format is not None:
         params.output_format.CopyFrom(output_format)
-    if body.ignore_eos:
-        params.stop_tokens.SetInParent()
+    if body.min_tokens:
+        params.min_tokens = body.min_tokens
+    if body.ignore_eos or body.stop_token_ids:
+        params.stop_tokens.token_ids.extend(body.stop_token_ids or ())
+        params.stop_tokens.includes_those_of_model = not body.ignore_eos
     return params
 
 

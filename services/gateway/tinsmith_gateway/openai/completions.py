@@ -271,7 +271,10 @@ class _Completion:
 
     def _answer(self, tokenizer: ChatTokenizer) -> Answer:
         return Answer(
-            tokenizer, stops=self._body.stops, skip_special=self._body.skip_special_tokens
+            tokenizer,
+            stops=self._body.stops,
+            min_tokens=self._body.min_tokens or 0,
+            skip_special=self._body.skip_special_tokens,
         )
 
 

@@ -48,7 +48,10 @@ _INSTEAD = {
     "/v1/embeddings": "models here are trained to write, and none of them gives embeddings",
     "/v1/responses/": "nothing is kept on the server; POST /v1/responses takes the whole input",
 }
-_SERVED = "served are /v1/models, /v1/chat/completions, /v1/completions and /v1/responses"
+_WITHOUT_PREFIX = ("/chat/completions", "/completions", "/responses", "/models", "/embeddings")
+_SERVED = (
+    "served are /v1/models, /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages"
+)
 
 
 def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
@@ -84,9 +87,18 @@ def owns(path: str) -> bool:
     return path == _PREFIX or path.startswith(f"{_PREFIX}/")
 
 
+def lacks_prefix(path: str) -> bool:
+    """Return whether a path is one of OpenAI's whose client was given a base URL without `/v1`."""
+    return path.startswith(_WITHOUT_PREFIX)
+
+
 def not_found(request: Request) -> Response:
     """Return the answer to a path that is not served."""
     path = request.url.path
+    if lacks_prefix(path):
+        return _wrong_base(request, "the base URL has to end in /v1")
+    if path.startswith(_PREFIX * 2):
+        return _wrong_base(request, "the base URL has a /v1 too many")
     instead = next((way for known, way in _INSTEAD.items() if path.startswith(known)), _SERVED)
     message = f"{request.method} {path} is not served here; {instead}"
     body = _body(message, kind="not_found_error", param=None, code="unknown_url")
@@ -98,6 +110,12 @@ def wrong_method(request: Request, headers: dict[str, str]) -> Response:
     message = f"{request.url.path} does not take {request.method}"
     body = _body(message, kind="invalid_request_error", param=None, code="method_not_allowed")
     return JSONResponse(body, status_code=405, headers=headers)
+
+
+def _wrong_base(request: Request, remedy: str) -> Response:
+    message = f"{request.method} {request.url.path} is not served here; {remedy}"
+    body = _body(message, kind="not_found_error", param=None, code="unknown_url")
+    return JSONResponse(body, status_code=404)
 
 
 def _body(message: str, *, kind: str, param: str | None, code: str) -> dict[str, Any]:

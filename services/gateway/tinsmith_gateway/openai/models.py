@@ -84,6 +84,13 @@ class ModelList:
                 missing = missing or error
         raise missing or ModelNotFoundError(f"there is no model {name!r}", model=name)
 
+    async def context_of(self, credential: Credential, base_model: str) -> int | None:
+        """Return how many tokens the context of a base model has; None under an episode's key."""
+        if credential.episode is not None:
+            return None
+        served = (await self._served(credential)).get(base_model)
+        return None if served is None else served.model.max_context_tokens
+
     async def _served(self, credential: Credential) -> dict[str, scheduler_pb2.ServedModel]:
         capabilities = await self._upstream.call(
             SCHEDULER_SERVICE,

@@ -42,7 +42,8 @@ def identified(endpoint: Endpoint) -> Endpoint:
         request_id = f"req_{uuid.uuid4().hex}"
         bind_log_fields(request_id=request_id)
         response = await endpoint(request)
-        response.headers["x-request-id"] = request_id
+        # The second is where Anthropic's clients look.
+        response.headers["x-request-id"] = response.headers["request-id"] = request_id
         return response
 
     return serve

@@ -95,7 +95,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest, *, key_id: str = "") -> Pr
     return Prompt(
         session=request.sampling_session,
         request=decoded,
-        uses_model_stop_tokens=stop is None,
+        uses_model_stop_tokens=stop is None or stop.includes_those_of_model,
         min_version=request.min_version,
         max_staleness=request.max_staleness,
         key_id=key_id,

@@ -94,6 +94,7 @@ class EngineLoop:
         adapter = command.adapter
         params = SamplingParams(
             max_tokens=command.max_tokens,
+            min_tokens=command.min_tokens,
             temperature=command.temperature,
             top_k=max(command.top_k, 0),
             top_p=command.top_p,

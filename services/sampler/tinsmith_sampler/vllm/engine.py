@@ -64,6 +64,7 @@ _DONE = frozenset(
     {
         "prompt_tokens",
         "max_tokens",
+        "min_tokens",
         "weights",
         "num_samples",
         "temperature",

@@ -103,6 +103,7 @@ class Job:
             sample=number,
             prompt=list(request.prompt_tokens),
             max_tokens=max(self._limit, 1),
+            min_tokens=min(request.min_tokens, max(self._limit, 1)),
             temperature=request.temperature,
             top_k=request.top_k,
             top_p=request.top_p,
@@ -160,7 +161,11 @@ class Job:
         sample.tokens.append(sampled)
         if self.ticket.feed is not None:
             self.ticket.feed.token(sample.index, sampled)
-        if token in request.stop_tokens or (sample.search and sample.search.push(token)):
+        if sample.search is not None and len(sample.tokens) <= request.min_tokens:
+            sample.search.pass_over(token)
+        elif sample.search is not None and sample.search.push(token):
+            return "stop"
+        if token in request.stop_tokens:
             return "stop"
         return "length" if len(sample.tokens) >= self._limit else None
 

@@ -52,6 +52,7 @@ class Generate:
     """Names the completion; never used twice."""
     prompt: list[int]
     max_tokens: int
+    min_tokens: int
     temperature: float
     top_k: int
     top_p: float

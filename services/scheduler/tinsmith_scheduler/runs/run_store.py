@@ -144,6 +144,12 @@ def count_project_runs(connection: sa.Connection, project: str) -> int:
     return num_runs
 
 
+def sessions_with_live_runs(connection: sa.Connection, project: str) -> set[str]:
+    """Return the active sessions of a project whose runs take a place."""
+    query = _select_live(sessions.c.name).where(sessions.c.project == project)
+    return set(connection.execute(query).scalars())
+
+
 def count_runs_by_worker(connection: sa.Connection) -> dict[str, int]:
     """Count the live runs on each trainer, those that are being adopted included."""
     query = (

@@ -37,7 +37,7 @@ from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.run_creation import Creations
-from tinsmith_scheduler.runs.sessions import require_active
+from tinsmith_scheduler.runs.sessions import Sessions, require_active
 from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
     Fork,
@@ -68,6 +68,7 @@ class Runs:
         trainers: Asked to delete runs.
         creations: Places new runs.
         sources: Finds the checkpoints that runs begin from.
+        sessions: Those that are silent make room for new runs.
         max_runs_per_project: Limits the live runs of a project: those whose session goes on.
         wall_clock: Seconds since the epoch.
     """
@@ -80,6 +81,7 @@ class Runs:
         trainers: Trainers,
         creations: Creations,
         sources: CheckpointSources,
+        sessions: Sessions,
         max_runs_per_project: int,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -88,6 +90,7 @@ class Runs:
         self._trainers = trainers
         self._creations = creations
         self._sources = sources
+        self._sessions = sessions
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
         self._delete_locks = KeyedLocks()
@@ -147,6 +150,7 @@ class Runs:
             history_retention_s=new.history_retention_s,
         )
 
+        await self._make_room(new.session)
         is_new = False
 
         def insert(connection: sa.Connection) -> bytes:
@@ -154,7 +158,7 @@ class Runs:
             if run_store.count_project_runs(connection, project) >= self._max_runs_per_project:
                 raise ResourceExhaustedError(
                     f"project {project} has {self._max_runs_per_project} live runs, which is its "
-                    "limit; finish a session or delete a run",
+                    "limit, and their clients were heard of; finish a session or delete a run",
                     project=project,
                     limit=self._max_runs_per_project,
                 )
@@ -183,6 +187,17 @@ class Runs:
         failpoints.passing("scheduler.create")
         # Not ended with this call, which its client may give up: what is committed is placed.
         return await see_through(record())
+
+    async def _make_room(self, session: SessionName) -> None:
+        """End sessions whose clients are silent, until the project may have one run more."""
+        while True:
+            num_runs = await self._database.read(
+                lambda connection: run_store.count_project_runs(connection, session.project)
+            )
+            if num_runs < self._max_runs_per_project:
+                return
+            if not await self._sessions.end_longest_silent(session.project, keep=session):
+                return
 
     async def _from_source(self, new: NewRun, source: CheckpointName, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""

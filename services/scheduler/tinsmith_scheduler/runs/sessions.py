@@ -21,7 +21,12 @@ from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
-from tinsmith_scheduler.runs.run_store import forget_parking, list_run_names, owe_parking
+from tinsmith_scheduler.runs.run_store import (
+    forget_parking,
+    list_run_names,
+    owe_parking,
+    sessions_with_live_runs,
+)
 from tinsmith_scheduler.store.database import answer_once, next_serial, record_action
 from tinsmith_scheduler.store.records import (
     NewSession,
@@ -45,6 +50,7 @@ class Sessions:
     Args:
         database: Where they are kept.
         timeout_s: Life of a session without a heartbeat.
+        silent_s: Time without a heartbeat after which a session gives way to others.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
     """
@@ -54,10 +60,12 @@ class Sessions:
         database: Database,
         *,
         timeout_s: float,
+        silent_s: float,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
+        self._silent_s = silent_s
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
@@ -247,6 +255,37 @@ class Sessions:
                 await self._end(name, SessionState.EXPIRED)
                 num_ended += 1
         return num_ended
+
+    async def end_longest_silent(self, project: str, *, keep: SessionName) -> bool:
+        """End the session of a project that was silent longest and has runs that take a place.
+
+        Its client may resume it, as one that lost its heartbeat; one that is heard of stays.
+
+        Args:
+            project: Id of the project.
+            keep: A session that is heard of just now.
+
+        Returns:
+            Whether there was one.
+        """
+        silent_since_s = self._clock() - self._silent_s
+        silent = sorted(
+            (live.heartbeat_s, name)
+            for name, live in self._live.items()
+            if name != str(keep)
+            and SessionName.parse(name).project == project
+            and live.heartbeat_s < silent_since_s
+        )
+        holding = await self._database.read(
+            lambda connection: sessions_with_live_runs(connection, project)
+        )
+        for _, name in silent:
+            live = self._live.get(name)
+            # It may have been heard of while the runs were looked up.
+            if name in holding and live is not None and live.heartbeat_s < silent_since_s:
+                await self._end(name, SessionState.EXPIRED)
+                return True
+        return False
 
     def _is_overdue(self, live: _Live) -> bool:
         return self._clock() - live.heartbeat_s > self._timeout_s

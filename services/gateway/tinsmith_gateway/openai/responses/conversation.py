@@ -61,6 +61,12 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], field: str) ->
         content = _content(item.get("output"), field)
         call_id = _text(item, "call_id", field)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+    elif kind == "item_reference":
+        raise InvalidFieldError(
+            f"{field}.type",
+            "is item_reference, which names what a server keeps; nothing is kept here: send the "
+            "items themselves (Vercel's AI SDK does with providerOptions.openai.store: false)",
+        )
     else:
         raise InvalidFieldError(f"{field}.type", f"{kind!r} is not offered")
 

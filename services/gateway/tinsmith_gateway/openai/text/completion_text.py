@@ -21,6 +21,7 @@ class Answer:
     Args:
         tokenizer: Of the model.
         stops: Stop strings; the text ends before the first.
+        min_tokens: Before the sample has as many tokens, no stop string ends its text.
         skip_special: Whether special tokens are left out of the text.
         kept_tokens: Special tokens that are not.
         parser: Finds calls of tools; None if there are no tools.
@@ -31,6 +32,7 @@ class Answer:
         tokenizer: ChatTokenizer,
         *,
         stops: Sequence[str],
+        min_tokens: int = 0,
         skip_special: bool = True,
         kept_tokens: Sequence[str] = (),
         parser: ToolCallParser | None = None,
@@ -38,6 +40,7 @@ class Answer:
         decode = tokenizer.decoder(skip_special=skip_special, kept=kept_tokens)
         self._detokenizer = IncrementalDetokenizer(decode)
         self._filter = StopFilter(stops)
+        self._min_tokens = min_tokens
         self._parser = parser
         self._has_calls = False
         self.sampled = Sampled()
@@ -45,8 +48,10 @@ class Answer:
 
     def push(self, piece: Sampled) -> list[Piece]:
         """Return what may leave now; everything once the piece is the last."""
+        num_free = max(self._min_tokens - len(self.sampled.tokens), 0)
         self.sampled.extend(piece)
-        text = self._filter.push(self._detokenizer.push(piece.tokens))
+        text = self._detokenizer.push(piece.tokens[:num_free]) if num_free else ""
+        text += self._filter.push(self._detokenizer.push(piece.tokens[num_free:]))
         if piece.stop_reason:
             text += self._filter.push(self._detokenizer.finish()) + self._filter.finish()
         if self._parser is None:
@@ -56,6 +61,11 @@ class Answer:
             pieces += self._parser.finish()
         self._has_calls = self._has_calls or any(not isinstance(one, str) for one in pieces)
         return pieces
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return self._filter.stopped_by
 
     @property
     def finish_reason(self) -> str | None:
