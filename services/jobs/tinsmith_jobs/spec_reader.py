@@ -89,7 +89,8 @@ class Reader:
 
     def _unknown(self) -> list[str]:
         """Return a sentence about each field that no reader asked for."""
-        found = []
+        found: list[str] = []
+        told = set()
         for path, names in self._findings.given.items():
             known = self._findings.known[path]
             for name in names:
@@ -97,6 +98,9 @@ class Reader:
                     continue
                 [close, *_] = difflib.get_close_matches(name, sorted(known), 1) or [""]
                 hint = _HINTS.get(name) or (f"did you mean {close}?" if close else "")
+                if hint in told:
+                    hint = ""
+                told.add(hint)
                 found.append(f"{path}.{name} is not a field{f' ({hint})' if hint else ''}")
         return found
 
