@@ -73,13 +73,17 @@ class Reader:
         """Take note of a problem; see `SpecError`."""
         self._findings.problems.setdefault(message, SpecError(message, field))
 
-    def check(self) -> None:
+    def check(self, *, may_have_others: bool = False) -> None:
         """Return if nothing was wrong in all that was read, and every field was asked for.
+
+        Args:
+            may_have_others: Whether fields may be there that were not asked for.
 
         Raises:
             SpecError: With all problems.
         """
-        problems = [*self._findings.problems.values(), *map(SpecError, self._unknown())]
+        unknown = [] if may_have_others else self._unknown()
+        problems = [*self._findings.problems.values(), *map(SpecError, unknown)]
         if not problems:
             return
         told = [str(problem) for problem in problems[:MAX_NAMED_PROBLEMS]]
