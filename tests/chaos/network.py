@@ -34,9 +34,9 @@ class TunnelProxy(FaultProxy):
     def __init__(self) -> None:
         super().__init__("", 0, timeout_s=600.0)
 
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
         with self._held(client), contextlib.suppress(OSError, ValueError):
-            fault, dropped = self._next_fault(None)
+            fault, dropped = self.next_fault(None)
             if not self._passes(client, fault, dropped):
                 return
             head, rest = read_head(client)

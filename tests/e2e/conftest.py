@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.e2e import evidence
 from tests.e2e.cluster import CrdServer, TestCluster, UnavailableError, prepare, start_cluster
 from tests.e2e.cluster.container import why_unusable
 from tests.e2e.deployment import install_resources
+from tests.e2e.history import recent
 from tests.e2e.lab import Lab, start_lab
 
 
@@ -20,6 +23,27 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if "cluster" in fixtures and not session.config.option.collectonly:
         with contextlib.suppress(UnavailableError):  # the fixture says so
             prepare(with_crd_server="crd_server" in fixtures)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Histories of the test before are not those of this one."""
+    recent.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what a failed test says of itself in logs and histories."""
+    report = yield
+    if report.failed and call.when == "call":
+        used = getattr(item, "funcargs", {})
+        folders = [value for value in used.values() if isinstance(value, Path)]
+        folders += [value.folder for value in used.values() if isinstance(value, Lab)]
+        told = evidence.keep(item.name, folders, recent, root=evidence.ROOT)
+        report.sections.append(("evidence", told))
+    return report
 
 
 @pytest.fixture(scope="session")

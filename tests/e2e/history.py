@@ -7,10 +7,12 @@ changes, so that sorting by it gives back the one order in which everything happ
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -139,6 +141,10 @@ class _Change:
     state: Any
 
 
+recent: deque[History] = deque(maxlen=8)
+"""Histories of the test that runs; `conftest` empties it before each."""
+
+
 class History:
     """Writes down, within its context, what happens in some namespaces.
 
@@ -148,6 +154,7 @@ class History:
     """
 
     def __init__(self, cluster: TestCluster, namespaces: Sequence[str]) -> None:
+        recent.append(self)
         self._namespaces = frozenset(namespaces)
         self._changes: list[_Change] = []
         self._informers = [
@@ -228,36 +235,42 @@ class History:
         states = [change.state for change in self._ordered() if isinstance(change.state, Pod)]
         return [state for state in states if state.name.startswith(name)]
 
+    def lines(self) -> Iterator[str]:
+        """Yield each change as a line of JSON, in order."""
+        for change in self._ordered():
+            yield json.dumps(asdict(change)) + "\n"
+
     def _ordered(self) -> list[_Change]:
         return sorted(self._changes, key=lambda change: change.revision)
 
-    def _listener(self, kind: str) -> Any:
-        def listen(event: str, item: Json) -> None:
-            metadata = item["metadata"]
-            if kind != "node" and metadata["namespace"] not in self._namespaces:
-                return
-            is_gone = event == "DELETED"
-            owner: str = metadata["uid"]
-            state: Any = None
-            if kind == "node":
-                state = _node(item, is_gone)
-            elif kind == "pod":
-                pod = _pod(item)
-                owner, state = pod.owner, None if is_gone else pod
-            elif not is_gone:
-                state = _workload(item)
-            self._changes.append(
-                _Change(
-                    int(metadata["resourceVersion"]),
-                    time.monotonic(),
-                    kind,
-                    metadata["uid"],
-                    owner,
-                    state,
-                )
+    def note(self, kind: str, event: str, item: Json) -> None:
+        """Take note of a change of a node, pod or workload, as a watch tells it."""
+        metadata = item["metadata"]
+        if kind != "node" and metadata["namespace"] not in self._namespaces:
+            return
+        is_gone = event == "DELETED"
+        owner: str = metadata["uid"]
+        state: Any = None
+        if kind == "node":
+            state = _node(item, is_gone)
+        elif kind == "pod":
+            pod = _pod(item)
+            owner, state = pod.owner, None if is_gone else pod
+        elif not is_gone:
+            state = _workload(item)
+        self._changes.append(
+            _Change(
+                int(metadata["resourceVersion"]),
+                time.monotonic(),
+                kind,
+                metadata["uid"],
+                owner,
+                state,
             )
+        )
 
-        return listen
+    def _listener(self, kind: str) -> Callable[[str, Json], None]:
+        return functools.partial(self.note, kind)
 
 
 def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]:

@@ -29,6 +29,7 @@ _CALL_TIMEOUT_S = 10.0
 _GONE_TIMEOUT_S = 60.0
 _PLURALS = ("trainingjobs", "trainerpools")
 _BUG = "by a bug"
+_ELECTED = '"event": "elected"'
 TINY: Json = {"name": "tiny", "source": "file:///models/tiny"}
 
 
@@ -127,6 +128,10 @@ class Lab:
             )
         return [key for key in answer.keys if key.job.rpartition("/")[2] == job and not key.revoked]
 
+    def was_elected(self) -> bool:
+        """Whether the controller, as it was started first, decides by now."""
+        return _ELECTED in self.controller.log.read_text()
+
     def check_log(self) -> None:
         """Fail if the controller is not alive and well."""
         log = self.controller.log.read_text()
@@ -150,6 +155,29 @@ def start_lab(cluster: TestCluster, namespace: str, folder: Path, **settings: An
             )
             yield lab
             lab.check_log()
+
+
+@contextlib.contextmanager
+def lab_at_rest(
+    cluster: TestCluster, namespace: str, folder: Path, **settings: Any
+) -> Iterator[tuple[Lab, Kubelet]]:
+    """Yield a lab whose controller is not started yet, and the kubelet of its three nodes."""
+    with scheduler_process(folder) as scheduler:
+        address = str(scheduler.settings["listen_address"])
+        of_faults = {"lease_ttl_s": 2.0, "resync_interval_s": 2, "backoff_base_s": 0.5}
+        controller = controller_process(
+            cluster, folder, namespace, address, **{**of_faults, **settings}
+        )
+        lab = Lab(
+            cluster=cluster,
+            jobs=Jobs(cluster, namespace),
+            controller=controller,
+            scheduler=scheduler,
+            folder=folder,
+        )
+        nodes = [FakeNode(name=lab.node(i), gpus=8) for i in range(3)]
+        with cluster.kubelet(nodes, instant=True) as kubelet:
+            yield lab, kubelet
 
 
 def training(trainers: int = 1, gpus: int = 1, samplers: int = 0, **further: Any) -> Json:

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.cluster import ApiError, FakeNode, Json, Kubelet, TestCluster, path
-from tests.e2e.deployment import Jobs, PodProcess, controller_process, scheduler_process
+from tests.e2e.cluster import ApiError, Json, Kubelet, TestCluster, path
+from tests.e2e.deployment import PodProcess
 from tests.e2e.history import History, leftovers
-from tests.e2e.lab import Lab, training
+from tests.e2e.lab import Lab, lab_at_rest, training
 from tests.e2e.reaper import Reaper
 from tests.faults.proxy import Fault, FaultProxy
 
 _PATIENCE_S = 60.0
-_LEASE_S = 2.0
 _LOST_EXIT_CODE = 3
 
 
@@ -152,34 +151,12 @@ def _check(lab: Lab, history: History) -> None:
     assert "by a bug" not in log, log[log.index("by a bug") - 500 :][:4000]
 
 
-@contextlib.contextmanager
 def _lab(
     cluster: TestCluster, namespace: str, folder: Path, proxy: FaultProxy | None = None
-) -> Iterator[tuple[Lab, Kubelet]]:
-    """Yield a lab whose controller is not started yet, and its kubelet."""
-    with scheduler_process(folder) as scheduler:
-        address = str(scheduler.settings["listen_address"])
-        settings: Json = {"kubeconfig": _through(cluster, proxy, folder)} if proxy else {}
-        controller = controller_process(
-            cluster,
-            folder,
-            namespace,
-            address,
-            lease_ttl_s=_LEASE_S,
-            resync_interval_s=2,
-            backoff_base_s=0.5,
-            **settings,
-        )
-        lab = Lab(
-            cluster=cluster,
-            jobs=Jobs(cluster, namespace),
-            controller=controller,
-            scheduler=scheduler,
-            folder=folder,
-        )
-        nodes = [FakeNode(name=lab.node(i), gpus=8) for i in range(3)]
-        with cluster.kubelet(nodes, instant=True) as kubelet:
-            yield lab, kubelet
+) -> contextlib.AbstractContextManager[tuple[Lab, Kubelet]]:
+    """Return a lab whose controller is not started yet, behind a proxy if there is one."""
+    settings: Json = {"kubeconfig": _through(cluster, proxy, folder)} if proxy else {}
+    return lab_at_rest(cluster, namespace, folder, **settings)
 
 
 def _replica(lab: Lab, number: int) -> PodProcess:

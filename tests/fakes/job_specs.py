@@ -85,5 +85,17 @@ REFUSED = [
         "spec.model.source",
         id="source",
     ),
+    pytest.param("a.b", TRAINING, "metadata.name", id="name-with-dots"),
+    pytest.param(
+        "counted-twice",
+        {
+            **TRAINING,
+            "roles": {
+                "trainer": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+                "sampler": {"gpus": 1},
+            },
+        },
+        "the field gpus", id="gpus-among-limits",
+    ),
 ]  # fmt: skip
 """Name, spec and a pattern of the sentence; `TRAINING` alone is accepted."""

@@ -123,7 +123,7 @@ class FaultProxy:
         with self._lock:
             connections = list(self._open)
         for connection in connections:
-            _reset(connection)
+            reset(connection)
 
     @contextlib.contextmanager
     def fault(self, fault: Fault) -> Iterator[None]:
@@ -160,7 +160,7 @@ class FaultProxy:
             except OSError:
                 return
             self.num_connections += 1
-            self._start(lambda client=client: self._serve(client))
+            self._start(lambda client=client: self.serve(client))
 
     def _start(self, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -176,12 +176,13 @@ class FaultProxy:
         thread.start()
         return thread
 
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
+        """Do what is to be done with a connection that came in, in a thread of its own."""
         with self._held(client), contextlib.suppress(OSError):
-            fault, dropped = self._next_fault(None)
+            fault, dropped = self.next_fault(None)
             if not self._passes(client, fault, dropped):
                 return
-            with self._connect() as server, self._held(server):
+            with self.connect_to_server() as server, self._held(server):
                 back = self._start(
                     lambda: self._pump(
                         server,
@@ -194,17 +195,18 @@ class FaultProxy:
                 self._pump(client, server, fault.cut_request_after, is_answer=False)
                 back.join(self._timeout_s)
 
-    def _connect(self) -> socket.socket:
+    def connect_to_server(self) -> socket.socket:
+        """Return a connection to the server."""
         return socket.create_connection(self._target, timeout=self._timeout_s)
 
     def _passes(self, client: socket.socket, fault: Fault, dropped: threading.Event) -> bool:
         """Do what comes before anything is forwarded; return whether anything is to be."""
         if fault.refuse:
-            _reset(client)
+            reset(client)
             return False
         if fault.stall:
             dropped.wait(self._timeout_s)
-            _reset(client)
+            reset(client)
             return False
         if fault.delay_s:
             self._is_closing.wait(fault.delay_s)
@@ -231,16 +233,16 @@ class FaultProxy:
                     if is_answer:
                         # What was sent before is to arrive, which a reset would not let it.
                         _shut(target)
-                        _reset(source)
+                        reset(source)
                     else:
-                        _reset(source)
-                        _reset(target)
+                        reset(source)
+                        reset(target)
                     return
                 target.sendall(data)
                 num_bytes += len(data)
             target.shutdown(socket.SHUT_WR)
 
-    def _next_fault(self, request: Request | None) -> tuple[Fault, threading.Event]:
+    def next_fault(self, request: Request | None) -> tuple[Fault, threading.Event]:
         """Return what strikes a connection or request, and what ends a stall."""
         with self._lock:
             for fault, num_struck in self._faults:
@@ -278,12 +280,13 @@ class HttpFaultProxy(FaultProxy):
         """The URL that clients use."""
         return f"http://{self.address}"
 
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
+        """Forward the one request of a connection."""
         with self._held(client), contextlib.suppress(OSError, ValueError):
             head, rest = read_head(client)
             request = _parse_head(head)
             self.requests.append(request)
-            fault, dropped = self._next_fault(request)
+            fault, dropped = self.next_fault(request)
             if not self._passes(client, fault, dropped):
                 return
             length = int(request.headers.get("content-length", "0"))
@@ -292,7 +295,7 @@ class HttpFaultProxy(FaultProxy):
                 client.sendall(_answer(fault.status, fault.code))
                 _shut(client)
                 return
-            with self._connect() as server, self._held(server):
+            with self.connect_to_server() as server, self._held(server):
                 if self._forward(client, server, head, rest, length, fault.cut_request_after):
                     self._pump(server, client, fault.cut_response_after, is_answer=True)
                     _shut(client)
@@ -315,8 +318,8 @@ class HttpFaultProxy(FaultProxy):
                 return False
             if limit_bytes is not None and num_bytes + len(data) >= limit_bytes:
                 server.sendall(data[: limit_bytes - num_bytes])
-                _reset(client)
-                _reset(server)
+                reset(client)
+                reset(server)
                 return False
             server.sendall(data)
             num_bytes += len(data)
@@ -374,7 +377,7 @@ def _shut(connection: socket.socket) -> None:
             pass
 
 
-def _reset(connection: socket.socket) -> None:
+def reset(connection: socket.socket) -> None:
     """End a connection at once; the other side sees a reset."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -29,12 +29,14 @@ from tinsmith_controller.metrics import (
 )
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
+from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.objects.obstacles import obstacle_of
 from tinsmith_controller.status_writer import StatusWriter
-from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.conditions import WAITING, Phase
 from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.spec import JobSpec
 from tinsmith_jobs.status import Status
 
@@ -50,6 +52,7 @@ class AssignmentLoop:
     Args:
         stores: Copies of the cluster's objects.
         writer: Writes statuses.
+        events: Tells what jobs wait for.
         policy: The operators' settings.
         defaults: Requests by kind of role.
         projects: Project by namespace.
@@ -62,6 +65,7 @@ class AssignmentLoop:
         self,
         stores: Caches,
         writer: StatusWriter,
+        events: EventRecorder,
         policy: QueueConfigFile,
         *,
         defaults: Mapping[str, Mapping[str, str]],
@@ -72,6 +76,7 @@ class AssignmentLoop:
     ) -> None:
         self._stores = stores
         self._writer = writer
+        self._events = events
         self._policy = policy
         self._defaults = defaults
         self._projects = projects
@@ -79,6 +84,7 @@ class AssignmentLoop:
         self._now = now
         self._clock = clock
         self._said_s: dict[NamespacedName, float] = {}
+        self._told: dict[NamespacedName, tuple[str, datetime.datetime | None]] = {}
 
     def decide(self) -> float | None:
         """Decide once; return when to decide again though nothing happens.
@@ -94,13 +100,16 @@ class AssignmentLoop:
         self._fence()
         records = {record.item.key: record for record in self._stores.workloads()}
         now = self._now()
+        policy = self._policy.current()
         view = take_snapshot(
             records.values(),
             self._stores.pods(),
             self._stores.nodes(),
             self._stores.priorities(),
             blocked={
-                key for key, record in records.items() if obstacle_of(record.item, self._stores)
+                key
+                for key, record in records.items()
+                if obstacle_of(record, self._stores, lambda: policy)
             },
             defaults=self._defaults,
             projects=self._projects,
@@ -108,9 +117,7 @@ class AssignmentLoop:
             now=now,
         )
         begin_s = self._clock()
-        decisions = decide_and_heal(
-            view.workloads, view.nodes, policy_of(self._policy.current()), now
-        )
+        decisions = decide_and_heal(view.workloads, view.nodes, policy_of(policy), now)
         ASSIGNMENT_SECONDS.observe(self._clock() - begin_s)
         is_complete = self._write(records, decisions, now)
         _measure(records, view)
@@ -171,7 +178,10 @@ class AssignmentLoop:
                     raise
                 continue
             self._count(key, decisions)
+            if is_sentence and isinstance(items[key], Job):
+                self._tell(items[key], status.waiting_for, now)
         self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}
+        self._told = {key: wait for key, wait in self._told.items() if key in records}
         return is_complete
 
     def _may_say(self, key: NamespacedName, record: WorkloadRecord, status: Status) -> bool:
@@ -182,6 +192,16 @@ class AssignmentLoop:
             return False
         self._said_s[key] = now_s
         return True
+
+    def _tell(self, item: Job | Pool, sentence: str, now: datetime.datetime) -> None:
+        """Write one event for each time that a job waits: numbers in sentences change all the time.
+
+        What it waits for later is in its status.
+        """
+        wait = (item.uid, item.status.queued_time)
+        if self._told.get(item.key) != wait:
+            self._told[item.key] = wait
+            self._events.record(item.key, item.uid, Event(WAITING, sentence), now)
 
     def _count(self, key: NamespacedName, decisions: Decisions) -> None:
         if key in decisions.assign:

@@ -93,6 +93,8 @@ class ControllerPod:
             check=functools.partial(refusal_of, deployment),
         )
         limits = config.limits()
+        events = EventRecorder(self._cluster, identity=config.replica())
+        policy = QueueConfigFile(config.queues_path)
         writer = StatusWriter(self._cluster, self._stores, self._election)
         self._reconciler = Reconciler(
             self._cluster,
@@ -100,7 +102,8 @@ class ControllerPod:
             writer,
             self._election,
             self._scheduler,
-            EventRecorder(self._cluster, identity=config.replica()),
+            events,
+            policy,
             deployment=deployment,
             limits=limits,
             namespaces=config.namespace_list(),
@@ -111,7 +114,8 @@ class ControllerPod:
         self._assigner = AssignmentLoop(
             self._stores,
             writer,
-            QueueConfigFile(config.queues_path),
+            events,
+            policy,
             defaults=deployment.requests,
             projects=config.project_map(),
             limits=limits,

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.kube.api_client import (
     JOBS,
     PODS,
@@ -26,6 +27,7 @@ from tinsmith_controller.kube.api_client import (
 )
 from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.objects.caches import Caches
+from tinsmith_controller.objects.config_maps import LOOK_AGAIN_S, needs_config_maps, with_problems
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.objects.obstacles import obstacle_of
@@ -101,6 +103,7 @@ class Reconciler:
         election: Says whether this replica may act.
         scheduler: The scheduler.
         events: Writes events.
+        policy: The operators' queues.
         deployment: What pods are told.
         limits: Settings of plans.
         namespaces: Those that it looks at.
@@ -117,6 +120,7 @@ class Reconciler:
         election: LeaderElection,
         scheduler: SchedulerClient,
         events: EventRecorder,
+        policy: QueueConfigFile,
         *,
         deployment: Deployment,
         limits: Limits,
@@ -131,6 +135,7 @@ class Reconciler:
         self._election = election
         self._scheduler = scheduler
         self._events = events
+        self._policy = policy
         self._deployment = deployment
         self._limits = limits
         self._projects = projects
@@ -156,14 +161,19 @@ class Reconciler:
         item = record.item
         memory = self._memory(item.uid)
         self._settle_pods(item, memory)
-        observed = self._observe(record, memory)
         now = self._now()
+        pods = {view.name: view for view in self._stores.pods_of(item.uid)}
+        if needs_config_maps(item, pods):
+            self._stores.refresh_config_maps(item, now)
+        observed = self._observe(record, pods, memory)
         plan = (
             plan_job(item, observed, now, self._limits)
             if isinstance(item, Job)
             else plan_pool(item, observed, now, self._limits)
         )
         self._apply(record, plan, memory, now)
+        if item.status.assigned_time is None and self._stores.config_maps.problems(item):
+            return min(LOOK_AGAIN_S, plan.requeue_s or LOOK_AGAIN_S)
         return plan.requeue_s
 
     def revoke_orphans(self) -> None:
@@ -232,16 +242,17 @@ class Reconciler:
         requests = self._deployment.requests
         return {role.name: requested(role, requests) for role in item.spec.roles if role.is_placed}
 
-    def _observe(self, record: WorkloadRecord, memory: _Memory) -> Observed:
+    def _observe(
+        self, record: WorkloadRecord, pods: Mapping[str, PodView], memory: _Memory
+    ) -> Observed:
         item = record.item
-        pods = {view.name: view for view in self._stores.pods_of(item.uid)}
         names = {entry.node for entry in item.status.assignments}
         names |= {pod.node for pod in pods.values()}
         names.discard("")
         nodes = {name: self._stores.node(name) for name in names}
         report = self._report(item, pods)
         return Observed(
-            pods=pods,
+            pods=with_problems(item, pods, self._stores.config_maps),
             taken_names=frozenset(memory.taken_names),
             lost_nodes=frozenset(
                 name for name, node in nodes.items() if node is None or self._is_lost(node)
@@ -252,7 +263,7 @@ class Reconciler:
             report=report,
             templates=self._templates(item),
             requests=self._requests(item),
-            obstacle=obstacle_of(item, self._stores),
+            obstacle=obstacle_of(record, self._stores, self._policy.current),
             rejection=memory.rejection or record.refusal,
         )
 

@@ -51,8 +51,9 @@ def held_job_spec(
         refusal: Says why a spec that can be run is not allowed to, or nothing.
     """
     text = _text(present)
-    spec, error = _job_of(name, text)
-    before, _ = _job_of(name, accepted) if accepted else (None, "")
+    before, _ = _job_of(name, accepted, True) if accepted else (None, "")
+    is_same = before is not None and text == accepted
+    spec, error = (before, "") if is_same else _job_of(name, text, False)
     if before is None or refusal(before):
         return HeldSpec(spec, text, spec_error=error)
     problem = error
@@ -69,8 +70,9 @@ def held_job_spec(
 def held_pool_spec(name: str, present: object, accepted: str) -> HeldSpec[PoolSpec]:
     """Return the spec of a pool that holds; see `held_job_spec`."""
     text = _text(present)
-    spec, error = _pool_of(name, text)
-    before, _ = _pool_of(name, accepted) if accepted else (None, "")
+    before, _ = _pool_of(name, accepted, True) if accepted else (None, "")
+    is_same = before is not None and text == accepted
+    spec, error = (before, "") if is_same else _pool_of(name, text, False)
     if spec is not None or before is None:
         return HeldSpec(spec, text, spec_error=error)
     return HeldSpec(before, accepted, edit_error=error)
@@ -102,13 +104,13 @@ def _text(spec: object) -> str:
 
 # Each write of a status brings the same spec again.
 @functools.lru_cache(maxsize=_NUM_KEPT)
-def _job_of(name: str, text: str) -> tuple[JobSpec | None, str]:
-    return _decoded(decode_job, name, text)
+def _job_of(name: str, text: str, is_accepted: bool) -> tuple[JobSpec | None, str]:
+    return _decoded(functools.partial(decode_job, is_accepted=is_accepted), name, text)
 
 
 @functools.lru_cache(maxsize=_NUM_KEPT)
-def _pool_of(name: str, text: str) -> tuple[PoolSpec | None, str]:
-    return _decoded(decode_pool, name, text)
+def _pool_of(name: str, text: str, is_accepted: bool) -> tuple[PoolSpec | None, str]:
+    return _decoded(functools.partial(decode_pool, is_accepted=is_accepted), name, text)
 
 
 def _decoded(decode: Callable[[str, Any], SpecT], name: str, text: str) -> tuple[SpecT | None, str]:

@@ -28,6 +28,8 @@ _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+"""As Kubernetes has it."""
 _IN_BYTES = ("memory", "ephemeral-storage")
 _LEAST_BYTES = 2**20
 """No pod of ours runs in less; such an amount lacks its unit."""
@@ -98,14 +100,21 @@ def read_adapter(reader: Reader, default: Adapter) -> Adapter:
 def read_role(reader: Reader, name: str, kind: str) -> Role:
     """Return one role."""
     resources = reader.at("resources")
+    requests, limits = _amounts(resources, "requests"), _amounts(resources, "limits")
+    for resource in sorted(requests.keys() & limits.keys()):
+        if parse_quantity(requests[resource]) > parse_quantity(limits[resource]):
+            resources.refuse(
+                f"{resources.path}.requests.{resource} is {requests[resource]}, more than its "
+                f"limit, {limits[resource]}"
+            )
     default_gpus = 1 if kind in (TRAINER, SAMPLER) else 0
     return Role(
         name=name,
         kind=kind,
         replicas=reader.number("replicas", 1, least=0, most=_MAX_REPLICAS),
         gpus=reader.number("gpus", default_gpus, least=0, most=_MAX_GPUS),
-        requests=_amounts(resources, "requests"),
-        limits=_amounts(resources, "limits"),
+        requests=requests,
+        limits=limits,
         template=_template(reader.at("template")),
         engine=_engine(reader, kind),
     )
@@ -159,12 +168,19 @@ def _template(reader: Reader) -> Template:
                     kind: {"name": reference.required("name"), "key": reference.required("key")}
                 }
         env.append(variable)
+    labels = reader.texts_by_name("labels")
+    for name, value in labels.items():
+        if not _LABEL_VALUE.fullmatch(value):
+            reader.refuse(
+                f"{reader.path}.labels.{name} is {value!r}: a label has at most 63 letters, digits "
+                "and - _ . alone, and begins and ends with a letter or digit"
+            )
     return Template(
         image=reader.text("image", longest=512),
         image_pull_policy=reader.choice("imagePullPolicy", ("", "Always", "IfNotPresent", "Never")),
         command=reader.texts("command"),
         args=reader.texts("args"),
         env=tuple(env),
-        labels=reader.texts_by_name("labels"),
+        labels=labels,
         annotations=reader.texts_by_name("annotations"),
     )

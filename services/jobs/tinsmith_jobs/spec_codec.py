@@ -62,7 +62,9 @@ _STORE_PARAMETERS = frozenset({"endpoint", "public_endpoint", "region", "path_st
 """Never where credentials come from or are exchanged: those of the pod are the operators'."""
 
 
-def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
+def decode_job(
+    name: str, spec: object, *, is_local: bool = False, is_accepted: bool = False
+) -> JobSpec:
     """Return the spec of a TrainingJob.
 
     Args:
@@ -70,6 +72,8 @@ def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
         spec: Its JSON.
         is_local: Whether one machine runs the job, in trainers and samplers that serve already.
             Then the job needs neither a source of its model nor a trainer of its own.
+        is_accepted: Whether it was accepted before, and holds nodes. Then it may have fields of a
+            later release, whose controller accepted it.
 
     Raises:
         SpecError: If it cannot be run.
@@ -105,13 +109,13 @@ def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
         backoff_limit=reader.number("backoffLimit", _JOB.backoff_limit, least=0, most=1000),
         rules=tuple(_rule(entry) for entry in reader.at("failurePolicy").objects("rules")),
     )
-    reader.check()
+    reader.check(may_have_others=is_accepted)
     _check_job(job, is_local=is_local)
     return job
 
 
-def decode_pool(name: str, spec: object) -> PoolSpec:
-    """Return the spec of a TrainerPool.
+def decode_pool(name: str, spec: object, *, is_accepted: bool = False) -> PoolSpec:
+    """Return the spec of a TrainerPool; see `decode_job`.
 
     Raises:
         SpecError: If it cannot be run.
@@ -126,7 +130,7 @@ def decode_pool(name: str, spec: object) -> PoolSpec:
         roles=roles,
         scheduling=_scheduling(reader.at("scheduling")),
     )
-    reader.check()
+    reader.check(may_have_others=is_accepted)
     if not roles:
         raise SpecError("spec needs trainer, sampler or both")
     _check_devices(pool, "spec")

@@ -73,13 +73,17 @@ class Reader:
         """Take note of a problem; see `SpecError`."""
         self._findings.problems.setdefault(message, SpecError(message, field))
 
-    def check(self) -> None:
+    def check(self, *, may_have_others: bool = False) -> None:
         """Return if nothing was wrong in all that was read, and every field was asked for.
+
+        Args:
+            may_have_others: Whether fields may be there that were not asked for.
 
         Raises:
             SpecError: With all problems.
         """
-        problems = [*self._findings.problems.values(), *map(SpecError, self._unknown())]
+        unknown = [] if may_have_others else self._unknown()
+        problems = [*self._findings.problems.values(), *map(SpecError, unknown)]
         if not problems:
             return
         told = [str(problem) for problem in problems[:MAX_NAMED_PROBLEMS]]
@@ -89,7 +93,8 @@ class Reader:
 
     def _unknown(self) -> list[str]:
         """Return a sentence about each field that no reader asked for."""
-        found = []
+        found: list[str] = []
+        told = set()
         for path, names in self._findings.given.items():
             known = self._findings.known[path]
             for name in names:
@@ -97,6 +102,9 @@ class Reader:
                     continue
                 [close, *_] = difflib.get_close_matches(name, sorted(known), 1) or [""]
                 hint = _HINTS.get(name) or (f"did you mean {close}?" if close else "")
+                if hint in told:
+                    hint = ""
+                told.add(hint)
                 found.append(f"{path}.{name} is not a field{f' ({hint})' if hint else ''}")
         return found
 

@@ -70,24 +70,19 @@ class ApiClient:
     """
 
     def __init__(self, kubeconfig: Path, num_connections: int = 32) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        context = _named(config["contexts"], config["current-context"])["context"]
-        cluster = _named(config["clusters"], context["cluster"])["cluster"]
-        user = _named(config["users"], context["user"])["user"]
+        cluster, user = _current(kubeconfig)
         self.server: str = cluster["server"].rstrip("/")
         headers = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
-        # ssl takes certificates from files only; what the kubeconfig holds inline is written out.
-        with tempfile.TemporaryDirectory() as folder:
-            self._pool = urllib3.PoolManager(
-                maxsize=num_connections,
-                block=False,
-                headers=headers,
-                ssl_context=_ssl_context(cluster, user, Path(folder)),
-                # A request that was not sent, or was turned away unread, may be sent again.
-                retries=urllib3.Retry(
-                    connect=3, read=0, status=5, status_forcelist=[429], allowed_methods=None
-                ),
-            )
+        self._pool = urllib3.PoolManager(
+            maxsize=num_connections,
+            block=False,
+            headers=headers,
+            ssl_context=ssl_context_of(kubeconfig),
+            # A request that was not sent, or was turned away unread, may be sent again.
+            retries=urllib3.Retry(
+                connect=3, read=0, status=5, status_forcelist=[429], allowed_methods=None
+            ),
+        )
 
     def request(
         self,
@@ -228,6 +223,22 @@ def read_events(response: urllib3.BaseHTTPResponse) -> Iterator[WatchEvent]:
 
 def _named(entries: list[Json], name: str) -> Json:
     return next(entry for entry in entries if entry["name"] == name)
+
+
+def ssl_context_of(kubeconfig: Path) -> Any:
+    """Return how the current context of a kubeconfig speaks TLS."""
+    cluster, user = _current(kubeconfig)
+    # ssl takes certificates from files only; what the kubeconfig holds inline is written out.
+    with tempfile.TemporaryDirectory() as folder:
+        return _ssl_context(cluster, user, Path(folder))
+
+
+def _current(kubeconfig: Path) -> tuple[Json, Json]:
+    """Return the cluster and the user of the current context."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    context = _named(config["contexts"], config["current-context"])["context"]
+    cluster = _named(config["clusters"], context["cluster"])["cluster"]
+    return cluster, _named(config["users"], context["user"])["user"]
 
 
 def _ssl_context(cluster: Json, user: Json, folder: Path) -> Any:

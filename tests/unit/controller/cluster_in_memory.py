@@ -50,6 +50,8 @@ class World:
         self.trace: list[str] = []
         self.refused_nodes: set[str] = set()
         """Nodes that the cluster's scheduler finds unfit, for reasons of its own."""
+        self.silent_pods: set[str] = set()
+        """Names of pods that their kubelet does not start, and says nothing about."""
         self.listeners: list[Callable[[str, Json | None, Json], None]] = []
         self._uids = itertools.count(1)
 
@@ -228,6 +230,8 @@ class World:
             return
         elif "deletionTimestamp" in pod["metadata"]:
             self.delete("pods", NAMESPACE, pod["metadata"]["name"], at_once=True)
+        elif pod["metadata"]["name"] in self.silent_pods:
+            return
         elif pod["status"]["phase"] == "Pending":
             ready = {"type": "Ready", "status": "True"}
             self._set_status(pod, {"phase": "Running", "conditions": [ready]})

@@ -113,6 +113,7 @@ class Process:
             on_gone=lambda uid: self.reconciler.forget(uid),
             check=check,
         )
+        policy = QueueConfigFile(queues)
         writer = StatusWriter(self.connection, self.caches, self.election)
         self.reconciler = Reconciler(
             self.connection,
@@ -121,6 +122,7 @@ class Process:
             self.election,
             GoodScheduler(),
             self.events,
+            policy,
             deployment=DEPLOYMENT,
             limits=LIMITS,
             namespaces=(NAMESPACE,),
@@ -131,7 +133,8 @@ class Process:
         self.assignment = AssignmentLoop(
             self.caches,
             writer,
-            QueueConfigFile(queues),
+            self.events,
+            policy,
             defaults=DEPLOYMENT.requests,
             projects={},
             limits=LIMITS,

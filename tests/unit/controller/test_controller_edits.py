@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 from tests.unit.controller.cluster_in_memory import NAMESPACE, World
@@ -81,6 +82,28 @@ def test_taking_the_edit_back_clears_the_condition(world: World) -> None:
 
     assert condition_of(world, "days", "SpecAccepted")["status"] == "True"
     assert status_of(world, "days")["phase"] == "Running"
+
+
+@pytest.mark.parametrize("has_edit", [False, True], ids=["same", "edited"])
+def test_a_field_of_a_later_release_leaves_a_running_job_as_it_was(
+    world: World, has_edit: bool
+) -> None:
+    """As when the operators go back to a release before it."""
+    running(world)
+    body = world.get("trainingjobs", NAMESPACE, "days")
+    accepted = json.loads(body["status"]["acceptedSpec"])
+    accepted["roles"]["trainer"]["futureField"] = 1
+    body["spec"] = {**accepted, "backoffLimit": 7} if has_edit else accepted
+    body["status"]["acceptedSpec"] = json.dumps(accepted, sort_keys=True, separators=(",", ":"))
+    world.store("trainingjobs", NAMESPACE, body)
+    restarted = process_of(world)
+    world.delete("pods", NAMESPACE, "days-trainer-0-e1", at_once=True)
+
+    restarted.settle()
+
+    assert status_of(world, "days")["phase"] == "Running"
+    condition = condition_of(world, "days", "SpecAccepted")
+    assert ("futureField is not a field" in condition.get("message", "")) == has_edit
 
 
 def test_a_toleration_that_is_not_allowed_leaves_a_running_job_as_it_was(world: World) -> None:

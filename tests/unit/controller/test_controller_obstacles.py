@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.unit.controller.cluster_in_memory import NAMESPACE, World
 from tests.unit.controller.process_in_memory import Process, status_of
@@ -78,3 +80,54 @@ def test_a_cluster_without_gpus_says_how_to_do_without(world: World) -> None:
     process.settle()
 
     assert "with gpus: 0 it runs on a CPU" in status_of(world, "a")["waitingFor"]
+
+
+RULES = {"nodeSelector": {"pool": "a100"}, "gpuProducts": ["H100"], "queueName": "reserch"}
+WRONG_RULES = (
+    "queue reserch does not exist",
+    "no node that would do has the label pool=a100",
+    "no node has the product H100",
+)
+
+
+@pytest.mark.parametrize("priority", ["", "high"])
+def test_everything_that_is_not_there_is_named_at_once(
+    world: World, tmp_path: Path, priority: str
+) -> None:
+    queues = tmp_path / "queues.toml"
+    queues.write_text("[queues.research]\nmax_gpus = 8\n")
+    process = Process(world, queues=queues)
+    world.job("a", **RULES, **({"priorityClassName": priority} if priority else {}))
+
+    process.settle()
+
+    told = status_of(world, "a")["waitingFor"]
+    for sentence in WRONG_RULES:
+        assert told.count(sentence) == 1, told
+    assert ("PriorityClass high" in told) == bool(priority)
+
+
+@pytest.mark.parametrize("scheduling", [{}, {"priorityClassName": "high"}], ids=["nodes", "class"])
+def test_one_event_says_what_a_job_waits_for(world: World, scheduling: dict[str, str]) -> None:
+    process = Process(world)
+    world.job("first", gpus=8)
+    process.settle()
+    world.job("a", gpus=8, **scheduling)
+
+    process.settle(60)
+    restarted = Process(world)
+    restarted.settle(60)
+
+    events = [*process.events.told, *restarted.events.told]
+    waits = [told for name, reason, told in events if (name, reason) == ("a", "Waiting")]
+    assert len(waits) == 1
+    assert waits[0] == status_of(world, "a")["waitingFor"]
+
+
+def test_a_job_that_gets_its_nodes_at_once_has_no_event_about_waiting(world: World) -> None:
+    process = Process(world)
+    world.job("a", gpus=8)
+
+    process.settle()
+
+    assert "Waiting" not in {reason for _, reason, _ in process.events.told}

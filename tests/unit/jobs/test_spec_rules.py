@@ -255,3 +255,12 @@ def test_gpus_are_no_resource() -> None:
     spec = _with(("roles", "trainer", "resources"), {"limits": {"nvidia.com/gpu": 1}})
     with pytest.raises(SpecError, match="names GPUs; use the field gpus"):
         decode_job("job", spec)
+
+
+@pytest.mark.parametrize("value", ["Jane Doe", "-a", "a" * 64, "a/b"])
+def test_values_of_labels_are_those_that_kubernetes_takes(value: str) -> None:
+    spec = _with(("roles", "trainer", "template"), {"labels": {"owner": value}})
+    with pytest.raises(SpecError, match=r"labels\.owner is .*63 letters"):
+        decode_job("job", spec)
+    spec["roles"]["trainer"]["template"]["labels"] = {"owner": "Jane_Doe.1", "none": ""}
+    decode_job("job", spec)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,15 @@ from tinsmith_controller.assignment.capacity import (
     seconds,
 )
 from tinsmith_controller.assignment.gang_placement import Gang, Group
-from tinsmith_controller.assignment.node_filters import Obstacle
+from tinsmith_controller.assignment.node_filters import (
+    Obstacle,
+    join,
+    no_labels,
+    no_memory,
+    no_product,
+    there_are,
+    unmet_rules,
+)
 from tinsmith_controller.assignment.ordering import tier
 from tinsmith_controller.assignment.quotas import Excess
 from tinsmith_controller.assignment.types import Node, Workload
@@ -88,7 +95,9 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
     """Return the sentence."""
     match verdict:
         case UnknownQueue():
-            return f"queue {workload.queue} does not exist; {_there_are(verdict.queues)}"
+            told = f"queue {workload.queue} does not exist; {there_are(verdict.queues)}"
+            has_gpus = any(pod.resources.gpus for pod in workload.pods)
+            return "; ".join([told, *unmet_rules(cluster.nodes, workload.rules, has_gpus=has_gpus)])
         case Excess():
             return _explain_excess(workload, verdict)
         case Releasing():
@@ -148,7 +157,10 @@ def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | 
         remaining = left & ~obstacles[obstacle]
         if not remaining.any():
             nodes = [node for node, is_left in zip(cluster.nodes, left, strict=True) if is_left]
-            return _explain_rule(rules, obstacle, nodes)
+            has_gpus = bool(group.amounts[GPUS] > 0)
+            told = [_explain_rule(rules, obstacle, nodes)]
+            told += unmet_rules(cluster.nodes, rules, has_gpus=has_gpus)
+            return "; ".join(dict.fromkeys(told))
         left = remaining
     of = "" if left.all() else "that would do "
     for row, show in _SHOW.items():
@@ -222,28 +234,10 @@ def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
 
 def _explain_rule(rules: Rules, obstacle: Obstacle, nodes: Sequence[Node]) -> str:
     if obstacle is Obstacle.PRODUCT:
-        return _no_product(rules.gpu_products, nodes)
+        return no_product(rules.gpu_products, nodes)
     if obstacle is Obstacle.GPU_MEMORY:
-        return _no_memory(rules.min_gpu_memory_gib, nodes)
-    return _no_labels(rules.node_selector.items())
-
-
-def _no_product(products: Iterable[str], nodes: Sequence[Node]) -> str:
-    counts = Counter(node.gpu_product for node in nodes if node.gpu_product)
-    there = [f"{name} ({_plural(counts[name], 'node')})" for name in sorted(counts)]
-    wanted = " or ".join(sorted(products))
-    return f"no node has the product {wanted}; {_there_are(there) if there else 'none is known'}"
-
-
-def _no_memory(min_gib: int, nodes: Sequence[Node]) -> str:
-    largest = max(node.gpu_memory_gib for node in nodes)
-    have = f"the largest have {largest} GiB" if largest else "how much they have is not known"
-    return f"no node has GPUs with {min_gib} GiB: {have}"
-
-
-def _no_labels(labels: Iterable[tuple[str, str]]) -> str:
-    wanted = " and ".join(f"{key}={value}" for key, value in sorted(labels))
-    return f"no node that would do has the label {wanted}"
+        return no_memory(rules.min_gpu_memory_gib, nodes)
+    return no_labels(rules.node_selector.items())
 
 
 def _fitting(group: Group, room: Room) -> Room:
@@ -282,18 +276,10 @@ def _gpus(number: float) -> str:
     return _plural(number, "GPU")
 
 
-def _there_are(names: Sequence[str]) -> str:
-    return f"there {'is' if len(names) == 1 else 'are'} {_join(names)}"
-
-
 def _list(keys: Sequence[NamespacedName]) -> str:
     names = [str(key) for key in keys[:_MOST_NAMES]]
     more = len(keys) - len(names)
-    return _join([*names, f"{more} more"] if more else names)
-
-
-def _join(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return join([*names, f"{more} more"] if more else names)
 
 
 _SHOW: dict[int, Callable[[float], str]] = {

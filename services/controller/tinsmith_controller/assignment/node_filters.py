@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from tinsmith_controller.assignment.types import Node, Taint
 from tinsmith_jobs.spec import Rules, Toleration
@@ -22,6 +24,25 @@ class Obstacle(enum.Enum):
     NOT_READY = "not ready"
     TAINT = "taint"
     AVOIDED = "avoided"
+
+
+class Described(Protocol):
+    """What a node says of itself."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+        ...
+
+    @property
+    def gpu_product(self) -> str:
+        """Such as `NVIDIA-H200`; empty if unknown."""
+        ...
+
+    @property
+    def gpu_memory_gib(self) -> int:
+        """Memory of one GPU; 0 if unknown."""
+        ...
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
@@ -72,3 +93,56 @@ def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | Non
     if not node.is_ready:
         return Obstacle.NOT_READY
     return Obstacle.TAINT if is_repelled(node.taints, rules.tolerations) else None
+
+
+def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> list[str]:
+    """Return a sentence about each rule that not a single node meets, each rule by itself.
+
+    Args:
+        nodes: All nodes; without any, rules are not what is missing.
+        rules: Those of a workload.
+        has_gpus: Whether its pods have any; rules about GPUs are not about others.
+    """
+    if not nodes:
+        return []
+    found = []
+    products = rules.gpu_products if has_gpus else ()
+    if products and not any(node.gpu_product in products for node in nodes):
+        found.append(no_product(products, nodes))
+    if has_gpus and not any(node.gpu_memory_gib >= rules.min_gpu_memory_gib for node in nodes):
+        found.append(no_memory(rules.min_gpu_memory_gib, nodes))
+    labels = rules.node_selector.items()
+    if not any(all(node.labels.get(key) == value for key, value in labels) for node in nodes):
+        found.append(no_labels(labels))
+    return found
+
+
+def no_product(products: Iterable[str], nodes: Iterable[Described]) -> str:
+    """Return that no node has one of some products, and which there are."""
+    counts = Counter(node.gpu_product for node in nodes if node.gpu_product)
+    there = [f"{name} ({num} node{'s' if num > 1 else ''})" for name, num in sorted(counts.items())]
+    wanted = " or ".join(sorted(products))
+    return f"no node has the product {wanted}; {there_are(there) if there else 'none is known'}"
+
+
+def no_memory(min_gib: int, nodes: Iterable[Described]) -> str:
+    """Return that no node has GPUs with so much memory, and how much there is."""
+    largest = max(node.gpu_memory_gib for node in nodes)
+    have = f"the largest have {largest} GiB" if largest else "how much they have is not known"
+    return f"no node has GPUs with {min_gib} GiB: {have}"
+
+
+def no_labels(labels: Iterable[tuple[str, str]]) -> str:
+    """Return that no node has some labels."""
+    wanted = " and ".join(f"{key}={value}" for key, value in sorted(labels))
+    return f"no node that would do has the label {wanted}"
+
+
+def there_are(names: Sequence[str]) -> str:
+    """Return what there is, as the end of a sentence."""
+    return f"there {'is' if len(names) == 1 else 'are'} {join(names)}"
+
+
+def join(names: Sequence[str]) -> str:
+    """Return names as a list of words."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

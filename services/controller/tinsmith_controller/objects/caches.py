@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tinsmith_controller.kube.api_client import (
     JOBS,
@@ -17,6 +18,7 @@ from tinsmith_controller.kube.api_client import (
     Resource,
 )
 from tinsmith_controller.kube.informer import Informer, Watchable
+from tinsmith_controller.objects.config_maps import ConfigMaps, Readable
 from tinsmith_controller.objects.conversion import (
     AuthorCheck,
     NodeRecord,
@@ -38,6 +40,10 @@ _EVERYWHERE = ("",)
 OnWorkload = Callable[[NamespacedName], None]
 
 
+class Server(Watchable, Readable, Protocol):
+    """What is asked of the API server."""
+
+
 class Caches:
     """The informers, and what is looked up in them.
 
@@ -53,7 +59,7 @@ class Caches:
 
     def __init__(
         self,
-        cluster: Watchable,
+        cluster: Server,
         namespaces: tuple[str, ...],
         *,
         on_workload: OnWorkload,
@@ -65,6 +71,8 @@ class Caches:
         self._on_capacity = on_capacity
         self._on_gone = on_gone
         self._lock = threading.Lock()
+        self.config_maps = ConfigMaps(cluster)
+        """The ConfigMaps that jobs name; they are not watched."""
         self._pods_by_owner: dict[str, dict[str, PodRecord]] = {}
         workload = functools.partial(workload_record, check=check)
         self._jobs = Informer(cluster, JOBS, namespaces, workload, self._workload_changed)
@@ -92,6 +100,11 @@ class Caches:
     def note(self, resource: Resource, content: Json) -> None:
         """Take what a request returned."""
         self.informers[resource].put(content)
+
+    def refresh_config_maps(self, item: Job | Pool, now: datetime.datetime) -> None:
+        """Read the ConfigMaps that a workload names; see `ConfigMaps.refresh`."""
+        if self.config_maps.refresh(item, now):
+            self._on_capacity()
 
     def workload(self, key: NamespacedName) -> WorkloadRecord | None:
         """Return a job or pool."""
@@ -155,6 +168,7 @@ class Caches:
         record = after or before
         assert record is not None
         if before is not None and (after is None or after.item.uid != before.item.uid):
+            self.config_maps.forget(before.item.uid)
             self._on_gone(before.item.uid)
         self._on_workload(record.item.key)
         if record.item.key.kind == POOL_KIND:

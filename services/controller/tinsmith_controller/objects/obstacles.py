@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from tinsmith_controller.assignment.node_filters import unmet_rules
+from tinsmith_controller.assignment.types import QueueConfig
 from tinsmith_controller.objects.caches import Caches
+from tinsmith_controller.objects.conversion import WorkloadRecord
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.spec import JobSpec
 
@@ -12,26 +17,48 @@ def is_serving(pool: Pool) -> bool:
     return any(role.ready for role in pool.status.role_statuses)
 
 
-def obstacle_of(item: Job | Pool, stores: Caches) -> str:
+def obstacle_of(
+    record: WorkloadRecord, stores: Caches, queues: Callable[[], QueueConfig] = QueueConfig
+) -> str:
     """Return one sentence about what is not there; empty if nothing is in the way.
 
-    The copies of the cluster's objects alone decide, so a restarted process decides the same.
+    The copies of the cluster's objects alone decide, so a restarted process decides the same. With
+    what is in the way, the sentence names what else will be: a queue, a label or a GPU product that
+    there is not. Their author then mends all of it at once.
     """
-    if item.spec is None:
+    item = record.item
+    found = list(_missing(item, stores))
+    if not found or item.spec is None:
         return ""
+    scheduling = item.spec.scheduling
+    if isinstance(item, Job) and not record.has_own_queue:
+        names = sorted(queues().queues)
+        if names and scheduling.queue not in names:
+            found.append(f"queue {scheduling.queue} does not exist; there are {', '.join(names)}")
+    if any(role.is_placed and role.replicas for role in item.spec.roles):
+        has_gpus = any(role.gpus and role.replicas for role in item.spec.roles)
+        found += unmet_rules(list(stores.nodes()), scheduling.rules, has_gpus=has_gpus)
+    return "; ".join(found)
+
+
+def _missing(item: Job | Pool, stores: Caches) -> Iterator[str]:
+    if item.spec is None:
+        return
     name = item.spec.scheduling.priority_class
     if name and name not in stores.priorities():
-        return f"waits for the PriorityClass {name}, which does not exist"
+        yield f"waits for the PriorityClass {name}, which does not exist"
+    is_new = item.status.assigned_time is None
     if isinstance(item.spec, JobSpec) and item.spec.pool:
         pool = stores.pool(item.key.namespace, item.spec.pool)
         if pool is None:
-            return (
+            yield (
                 f"waits for the TrainerPool {item.spec.pool}, which does not exist in "
                 f"namespace {item.key.namespace}"
             )
-        if pool.spec is None:
-            return f"waits for the TrainerPool {item.spec.pool}, which cannot be run"
+        elif pool.spec is None:
+            yield f"waits for the TrainerPool {item.spec.pool}, which cannot be run"
         # A job that began waits in its own way while replicas of its pool are replaced.
-        if item.status.assigned_time is None and not is_serving(pool):
-            return f"waits for the TrainerPool {item.spec.pool}, which has no replica that is ready"
-    return ""
+        elif is_new and not is_serving(pool):
+            yield f"waits for the TrainerPool {item.spec.pool}, which has no replica that is ready"
+    if is_new:
+        yield from (f"waits for {what}" for what in stores.config_maps.problems(item))

@@ -39,7 +39,11 @@ None of them changes the pod's identity, its peers, its store or its credentials
 """
 
 
-_FIELDS = {"TINSMITH_DTYPE": "spec.model.dtype"}
+_FIELDS = {
+    "TINSMITH_DTYPE": "spec.model.dtype",
+    "HF_TOKEN": "spec.model.hubTokenSecretRef",
+    "HUGGING_FACE_HUB_TOKEN": "spec.model.hubTokenSecretRef",
+}
 """What has a field of the spec, since all pods of a job need the same."""
 
 

@@ -318,6 +318,8 @@ class _Planner:
         if not needs_nodes and not obstacle and pause_s <= 0:
             assigned = assign_nodes(replace(self._job, status=status), (), self._now)
             return self._planned(assigned, requeue_s=0.0)
+        if obstacle and obstacle != self._job.status.waiting_for:
+            self._events.append(Event(conditions.WAITING, obstacle, is_warning=True))
         is_new = status.phase is not Phase.QUEUED
         status = replace(
             status,
