@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pydantic
 
 from tinsmith_gateway.anthropic.conversation import Messages, messages_of
+from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Limit
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
@@ -116,9 +117,9 @@ class CountBody(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str = pydantic.Field(default="", max_length=512)
-    messages: list[dict[str, Any]] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[CustomTool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
+    messages: List[dict[str, Any]] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | List[dict[str, Any]] | None = None
+    tools: List[CustomTool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
 
@@ -180,7 +181,7 @@ class MessagesBody(CountBody):
     """Body of `POST /v1/messages`."""
 
     max_tokens: Limit
-    stop_sequences: list[str] | None = None
+    stop_sequences: List[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

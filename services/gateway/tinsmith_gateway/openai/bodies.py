@@ -79,7 +79,7 @@ class StructuredOutputs(_Body):
 
     json_: dict[str, Any] | str | None = pydantic.Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = pydantic.Field(default=None, min_length=1)
+    choice: List[str] | None = pydantic.Field(default=None, min_length=1)
     json_object: bool | None = None
 
 
@@ -110,12 +110,12 @@ class SamplingBody(pydantic.BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = pydantic.Field(default=None, min_length=1)
+    guided_choice: List[str] | None = pydantic.Field(default=None, min_length=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
     min_tokens: int | None = pydantic.Field(default=None, ge=0, le=_MAX_INT32)
-    stop_token_ids: list[Token] | None = pydantic.Field(default=None, max_length=_MAX_STOP_TOKENS)
+    stop_token_ids: List[Token] | None = pydantic.Field(default=None, max_length=_MAX_STOP_TOKENS)
     skip_special_tokens: bool = True
     return_token_ids: bool = False
 

@@ -8,6 +8,7 @@ import pydantic
 from starlette.responses import JSONResponse, Response
 
 from tinsmith_gateway.endpoint import Call
+from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, Token, Tool
 from tinsmith_gateway.openai.chat import ChatCompletion
 from tinsmith_gateway.openai.model_calls import ModelCalls
@@ -22,10 +23,10 @@ class TokenizeBody(pydantic.BaseModel):
 
     model: str = pydantic.Field(default="", max_length=512)
     prompt: str | None = None
-    messages: list[Message] | None = pydantic.Field(
+    messages: List[Message] | None = pydantic.Field(
         default=None, min_length=1, max_length=MAX_MESSAGES
     )
-    tools: list[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
+    tools: List[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -63,7 +64,7 @@ class DetokenizeBody(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     model: str = pydantic.Field(default="", max_length=512)
-    tokens: Annotated[list[Token], pydantic.Field(max_length=2**20)]
+    tokens: Annotated[List[Token], pydantic.Field(max_length=2**20)]
 
 
 async def tokenize(calls: ModelCalls, models: ModelList, call: Call) -> Response:
