@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -66,4 +67,27 @@ def test_what_teaches_nothing_is_refused_before_anything_is_made(
     config = dataclasses.replace(CONFIG, output_dir=tmp_path / "out", **changes)  # type: ignore[arg-type]
     with embedded.client() as client, pytest.raises(tinsmith.TinsmithError, match=message):
         distillation.main(config, client)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("teacher_prompt", "who"),
+    [("short", "student"), ("long " * 4000, "teacher")],
+    ids=["student", "teacher"],
+)
+def test_a_prompt_without_room_for_an_answer_is_refused_by_its_line(
+    embedded: Deployment, tmp_path: Path, teacher_prompt: str, who: str
+) -> None:
+    rows = [{"prompt": "1+1="}, {"prompt": "1" * 40_000 if who == "student" else "2+2="}]
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = dataclasses.replace(
+        CONFIG, data=str(data), teacher_prompt=teacher_prompt, output_dir=tmp_path / "out"
+    )
+    with embedded.client() as client, pytest.raises(tinsmith.ConfigurationError) as caught:
+        distillation.main(config, client)
+    assert str(caught.value).startswith(
+        "prompts.jsonl:2: " if who == "student" else "prompts.jsonl:"
+    )
+    assert f"the {who} reads" in str(caught.value)
     assert not (tmp_path / "out").exists()

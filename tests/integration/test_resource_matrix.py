@@ -222,8 +222,12 @@ _OWN_SESSION = {
 """They make something in a session: `test_what_is_made_needs_a_session_of_one_s_own`."""
 _BY_MODEL = {
     ("GET", "/v1/models/{id:path}"),
+    ("POST", "/detokenize"),
+    ("POST", "/tokenize"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/responses"),
 }
 """They name a model: `test_a_model_is_a_checkpoint_or_a_run_of_one_s_own`."""
@@ -421,12 +425,19 @@ def test_a_model_is_a_checkpoint_or_a_run_of_one_s_own(service: Service) -> None
         model = f"tinker://{names.model_id}/weights/{names.name}"
         text = {"model": model, "prompt": [1, 2], "max_tokens": 1}
         chat = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-        response = {"model": model, "input": "a", "max_output_tokens": 16}
-        return [
-            service.answer(service.others_key, "GET", (f"/v1/models/{model}", None)),
-            service.answer(service.others_key, "POST", ("/v1/completions", text)),
-            service.answer(service.others_key, "POST", ("/v1/chat/completions", chat)),
-            service.answer(service.others_key, "POST", ("/v1/responses", response)),
+        counted = {name: value for name, value in chat.items() if name != "max_tokens"}
+        posts = {
+            "/v1/completions": text,
+            "/v1/chat/completions": chat,
+            "/v1/responses": {"model": model, "input": "a", "max_output_tokens": 16},
+            "/v1/messages": chat,
+            "/v1/messages/count_tokens": counted,
+            "/tokenize": {"model": model, "prompt": "a"},
+            "/detokenize": {"model": model, "tokens": [1]},
+        }
+        found = [service.answer(service.others_key, "GET", (f"/v1/models/{model}", None))]
+        return found + [
+            service.answer(service.others_key, "POST", (path, body)) for path, body in posts.items()
         ]
 
     for kept, absent in zip(asked(service.kept), asked(service.absent), strict=True):

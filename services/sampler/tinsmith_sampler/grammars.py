@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_sampler.schema_bounds import check_multiples
 from tinsmith_sampler.structural_tags import to_lark
 
 MAX_KEPT_GRAMMARS = 256
@@ -164,6 +165,7 @@ class Grammars:
 
     def _grammar_of(self, form: OutputFormat) -> str:
         if form.kind == "json_schema":
+            check_multiples(form.source)
             return llguidance.LLMatcher.grammar_from_json_schema(form.source, overrides=_OPTIONS)
         if form.kind == "regex":
             return llguidance.LLMatcher.grammar_from_regex(form.source)

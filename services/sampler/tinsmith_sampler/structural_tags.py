@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tinsmith_sampler.schema_bounds import check_multiples
+
 _TEXT = "TEXT"
 
 
@@ -63,7 +65,7 @@ class _Writer:
         if kind == "any_text":
             return _TEXT
         if kind == "regex":
-            return self._rule("/" + form["pattern"].replace("/", "\\/") + "/")
+            return self._rule("/" + _in_slashes(form["pattern"]) + "/")
         if kind == "json_schema":
             return self._schema(form["json_schema"])
         if kind == "sequence":
@@ -79,6 +81,7 @@ class _Writer:
         raise ValueError(f"the format {kind!r} is not offered")
 
     def _schema(self, schema: Any) -> str:
+        check_multiples(json.dumps(schema))
         if isinstance(schema, dict):
             schema = {**schema, "x-guidance": self._json_options}
         elif schema is True:
@@ -138,3 +141,14 @@ class _Writer:
             for part in parts
             if part
         )
+
+
+def _in_slashes(pattern: str) -> str:
+    """Return a pattern as it stands between slashes, on one line: what follows is a rule."""
+    escaped = re.sub(
+        r"(?s)\\(.)|/|\n", lambda found: _ESCAPED.get(found.group(0), found.group(0)), pattern
+    )
+    return escaped.replace("\r", "\\r")
+
+
+_ESCAPED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}

@@ -99,8 +99,8 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     Of an experiment that ended, nothing is repeated: what came out is returned.
 
     Raises:
-        ConfigurationError: If the data cannot be read, the teacher reads other tokens than the
-            student, it would teach nothing, or `output_dir` holds another experiment.
+        ConfigurationError: If the data cannot be read, a prompt is too long, or `output_dir` holds
+            another experiment. If the teacher would teach nothing, or reads other tokens.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     # All that can be wrong with the data is found before anything is made on the server.
@@ -109,6 +109,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     tokenizer = client.get_tokenizer(config.base_model)
     begin_from = (observer.begin_from if observer else "") or config.begin_from
     teacher = _open_teacher(config, begin_from, client, tokenizer, prompts)
+    _check_lengths(config, client, tokenizer, teacher, prompts)
     settings = TeacherConfig(
         num_prompts=config.num_prompts,
         num_samples=config.num_samples,
@@ -174,3 +175,23 @@ def _open_teacher(
             remedy="choose a teacher of the same family",
         )
     return Teacher(sampler, own, config.teacher_prompt)
+
+
+def _check_lengths(
+    config: Config, client: Client, tokenizer: Tokenizer, teacher: Teacher, prompts: PromptSet
+) -> None:
+    """Raise for a prompt that leaves no room for an answer, as student or teacher reads it."""
+    served = {model.base_model: model.max_context_tokens for model in client.list_models()}
+    teacher_model = teacher.sampler.base_model
+    for where, messages in prompts.placed():
+        as_student = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        for who, model, tokens in (
+            ("student", config.base_model, as_student),
+            ("teacher", teacher_model, teacher.prompt(messages)),
+        ):
+            if len(tokens) + config.max_tokens > served[model]:
+                raise ConfigurationError(
+                    f"{where}: the {who} reads {len(tokens)} tokens and may answer with "
+                    f"{config.max_tokens}; the context of {model} has {served[model]}",
+                    remedy="shorten the prompt, or lower max_tokens",
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,20 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts to train on and prompts that are held out, as chat messages."""
+    """Prompts to train on and prompts that are held out, as chat messages.
+
+    Attributes:
+        places: Where each of them stands, those that are held out last; empty if they are made.
+    """
 
     train: Sequence[Messages]
     held_out: Sequence[Messages]
+    places: Sequence[str] = ()
+
+    def placed(self) -> Iterator[tuple[str, Messages]]:
+        """Yield all prompts, each with where it stands."""
+        for number, messages in enumerate((*self.train, *self.held_out)):
+            yield self.places[number] if self.places else f"prompt {number + 1}", messages
 
     def draw(self, step: int, *, num_prompts: int, seed: int) -> list[Messages]:
         """Return the prompts of a step: a function of seed and step."""
@@ -56,16 +66,26 @@ def load_prompts(data: str) -> PromptSet:
         )
     if is_public(data):
         rows = read_rows(data)
-        train, held_out = (
-            [decode_prompt(row, f"{data}, {part} {n}") for n, row in enumerate(rows[part])]
-            for part in ("train", "validation")
+        return _set_of(
+            *(
+                [(f"{data}, {part} {number}", row) for number, row in enumerate(rows[part])]
+                for part in ("train", "validation")
+            )
         )
-        return PromptSet(train, held_out)
-    lines = read_lines(Path(data), ConversationFormatError)
-    prompts = [decode_prompt(line.value, line.where) for line in lines]
-    if len(prompts) < 2:
+    located = [(line.where, line.value) for line in read_lines(Path(data), ConversationFormatError)]
+    if len(located) < 2:
         raise ConversationFormatError(f"{data}: needs at least 2 prompts", remedy=_REMEDY)
-    return PromptSet(*hold_out(prompts))
+    return _set_of(*hold_out(located))
+
+
+def _set_of(
+    train: Sequence[tuple[str, object]], held_out: Sequence[tuple[str, object]]
+) -> PromptSet:
+    return PromptSet(
+        [decode_prompt(row, where) for where, row in train],
+        [decode_prompt(row, where) for where, row in held_out],
+        [where for where, _ in (*train, *held_out)],
+    )
 
 
 def decode_prompt(row: object, where: str) -> Messages:
