@@ -16,13 +16,8 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[openai.OpenAI]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
-    try:
-        rig.start()
-        with rig.client() as client:
-            yield client
-    finally:
-        rig.stop()
+    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig, rig.client() as client:
+        yield client
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])

@@ -45,12 +45,8 @@ from tinsmith_runtime.errors import (
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(autouse=True)

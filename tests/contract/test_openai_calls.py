@@ -48,12 +48,8 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(autouse=True)

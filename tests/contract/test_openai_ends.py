@@ -15,12 +15,8 @@ from tests.fakes.scripted_sampler import SCRIPTED_MODEL
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai-ends"), tiny_model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai-ends"), tiny_model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -20,12 +20,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +90,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_libraries_look_for(
 def test_pages_of_listed_origins_alone_may_read_answers(
     tmp_path: Path, tiny_model: Path, origins: str
 ) -> None:
-    rig = OpenAiRig(tmp_path, tiny_model, cors_origins=origins)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path, tiny_model, cors_origins=origins) as rig:
         asked = {
             "origin": "https://app.example.org",
             "access-control-request-method": "POST",
@@ -116,5 +110,3 @@ def test_pages_of_listed_origins_alone_may_read_answers(
                 f"{rig.url}/v1/models", headers={**asked, "origin": "https://else.example.org"}
             )
             assert "access-control-allow-origin" not in other.headers
-    finally:
-        rig.stop()

@@ -18,12 +18,8 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(scope="module")

@@ -59,12 +59,8 @@ class Addition(pydantic.BaseModel):
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiRig]:
     config = TinyModelConfig(max_position_embeddings=4096, num_layers=1, hidden_size=64)
     model = build_tiny_model(tmp_path_factory.mktemp("responses-model"), config)
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai-responses"), model)
-    try:
-        rig.start()
+    with OpenAiRig(tmp_path_factory.mktemp("openai-responses"), model) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(autouse=True)

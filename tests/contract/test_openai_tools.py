@@ -54,12 +54,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiRig]:
     settings = json.loads((plain / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{{ messages[0].content }}"
     (plain / "tokenizer_config.json").write_text(json.dumps(settings))
-    rig = OpenAiRig(tmp_path_factory.mktemp("openai-tools"), model, models={PLAIN_MODEL: plain})
-    try:
-        rig.start()
+    with OpenAiRig(
+        tmp_path_factory.mktemp("openai-tools"), model, models={PLAIN_MODEL: plain}
+    ) as rig:
         yield rig
-    finally:
-        rig.stop()
 
 
 @pytest.fixture(scope="module")

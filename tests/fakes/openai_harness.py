@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import openai
@@ -55,11 +55,16 @@ class OpenAiRig:
         self.coordinator: FakeCoordinator
         self._ends = contextlib.AsyncExitStack()
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
-        self.run(self._start())
+        try:
+            self.run(self._start())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.run(self._ends.aclose())
         finally:

@@ -213,16 +213,19 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
-        # Of maps: a list ends at its first mistake (`json_lists`).
-        if error.error_count() > _MAX_READ_MISTAKES:
-            raise InvalidFieldError(
-                "body", f"has {error.error_count()} values of a wrong kind"
-            ) from None
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise MalformedRequestError(f"the body is not JSON: {first['msg']}") from error
-        field = ".".join(str(part) for part in first["loc"]) or "body"
-        raise InvalidFieldError(field, first["msg"]) from error
+        raise refusal_of(error) from error
+
+
+def refusal_of(error: pydantic.ValidationError) -> MalformedRequestError | InvalidFieldError:
+    """Return the refusal of a body by its first mistake."""
+    # Many are those of a map: a list ends at its first mistake (`json_lists`).
+    if error.error_count() > _MAX_READ_MISTAKES:
+        return InvalidFieldError("body", f"has {error.error_count()} values of a wrong kind")
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return MalformedRequestError(f"the body is not JSON: {first['msg']}")
+    field = ".".join(str(part) for part in first["loc"]) or "body"
+    return InvalidFieldError(field, first["msg"])
 
 
 def too_large(what: str, limit: int) -> BatchTooLargeError:

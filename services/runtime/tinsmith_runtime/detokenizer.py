@@ -115,7 +115,7 @@ class StopFilter:
         if self.is_stopped:
             return ""
         self._held += text
-        ends = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        ends = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if ends:
             end, self.stopped_by = min(ends, key=lambda found: found[0])
             self.is_stopped = True

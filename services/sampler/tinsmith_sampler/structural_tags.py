@@ -145,10 +145,7 @@ class _Writer:
 
 def _in_slashes(pattern: str) -> str:
     """Return a pattern as it stands between slashes, on one line: what follows is a rule."""
-    escaped = re.sub(
-        r"(?s)\\(.)|/|\n", lambda found: _ESCAPED.get(found.group(0), found.group(0)), pattern
-    )
-    return escaped.replace("\r", "\\r")
+    return re.sub(r"(?s)\\.|[/\n\r]", lambda found: _ESCAPED.get(found[0], found[0]), pattern)
 
 
-_ESCAPED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+_ESCAPED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n", "\r": r"\r", "\\\r": r"\r"}

@@ -55,6 +55,7 @@ def test_what_people_write_is_taken(schema: Any) -> None:
         (r"a\/b", r"/a\/b/"),
         ("a\nstart: /x", r"/a\nstart: \/x/"),
         ("a\\\nb", r"/a\nb/"),
+        ("a\\\rb\rc", r"/a\rb\rc/"),
         ("\\\\/", r"/\\\//"),
     ],
 )

@@ -10,7 +10,7 @@ import pydantic
 from tinsmith_gateway.anthropic.conversation import Messages, messages_of
 from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Limit
-from tinsmith_gateway.openai.unused_fields import check_unused
+from tinsmith_gateway.openai.translation import SAME_FIELDS, chat_of, check_offered
 from tinsmith_runtime.errors import InvalidFieldError
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -33,19 +33,6 @@ _HARMLESS = frozenset(
     {"cache_control", "metadata", "service_tier", "user_profile_id", "workspace_id"}
 )
 """Name the user of a client, or say how work is billed or cached."""
-_PASSED = frozenset(
-    {
-        "chat_template_kwargs",
-        "frequency_penalty",
-        "ignore_eos",
-        "logit_bias",
-        "min_p",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-    }
-)
-"""Fields beyond Anthropic's that mean the same in a chat completion."""
 
 
 class CustomTool(pydantic.BaseModel):
@@ -141,11 +128,7 @@ class CountBody(pydantic.BaseModel):
             InvalidFieldError: Naming the first field that is unknown or not offered.
         """
         extra = self.model_extra or {}
-        for name, reason in _REASONS.items():
-            if extra.get(name) not in _NEUTRAL[name]:
-                raise InvalidFieldError(name, reason)
-        passed = _PASSED | _HARMLESS
-        check_unused({name: extra[name] for name in extra if name not in passed}, also=_NEUTRAL)
+        check_offered(extra, reasons=_REASONS, neutral=_NEUTRAL, passed=SAME_FIELDS | _HARMLESS)
         choice = self.tool_choice
         is_begun = _is_begun(conversation)
         form = None if self.output_config is None else self.output_config.format
@@ -163,14 +146,9 @@ class CountBody(pydantic.BaseModel):
             "continue_final_message": is_begun,
             "add_generation_prompt": not is_begun,
             **self._sampling(),
-            **{name: extra[name] for name in _PASSED & set(extra)},
+            **{name: extra[name] for name in SAME_FIELDS & set(extra)},
         }
-        try:
-            return ChatBody.model_validate(fields)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidFieldError(field, first["msg"]) from error
+        return chat_of(fields)
 
     def _sampling(self) -> dict[str, Any]:
         """Return the fields of a chat completion that say how the answer is drawn."""

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tinsmith_gateway.openai.errors import told_once
 from tinsmith_runtime.errors import TinsmithError
 
 _TYPES = {
@@ -21,10 +22,6 @@ _FIRST_SERVER_STATUS = 500
 _PREFIX = "/v1/messages"
 _TOO_LONG = "SEQUENCE_TOO_LONG"
 """Clients know it by the words of Anthropic's message."""
-_NO_BUDGET = "BUDGET_EXCEEDED"
-_NO_BUDGET_STATUS = 429
-_NO_RETRY = {"x-should-retry": "false"}
-"""Anthropic's clients repeat a 429 unless they are told not to."""
 
 
 def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
@@ -37,8 +34,7 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
 
 def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
     """Return the answer of an error."""
-    if error.reason == _NO_BUDGET:
-        status, headers = _NO_BUDGET_STATUS, _NO_RETRY
+    status, headers = told_once(error, status, headers)
     return JSONResponse(encode_error(error, status), status_code=status, headers=headers)
 
 

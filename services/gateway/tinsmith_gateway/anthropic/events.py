@@ -7,8 +7,6 @@ with an event `error`.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
@@ -16,42 +14,17 @@ from tinsmith_gateway.anthropic.encoding import call_block, end_of, head, usage_
 from tinsmith_gateway.anthropic.errors import encode_error
 from tinsmith_gateway.endpoint import status_of
 from tinsmith_gateway.openai.chat import ChatCompletion
-from tinsmith_runtime.errors import TinsmithError, internal_error
-
-logger = logging.getLogger(__name__)
-
-Event = dict[str, Any]
+from tinsmith_gateway.openai.translation import Event, write_events
+from tinsmith_runtime.errors import TinsmithError
 
 
-async def message_events(completion: ChatCompletion) -> AsyncGenerator[Event]:
-    """Yield the events of a message.
+def message_events(completion: ChatCompletion) -> AsyncGenerator[Event]:
+    """Return the events of a message; see `write_events`.
 
     Args:
         completion: Draws the sample; its stream has the usage at the end.
-
-    Raises:
-        TinsmithError: What the completion failed with before its first chunk.
     """
-    stream = _Stream(completion)
-    has_begun = False
-    async with contextlib.aclosing(completion.chunks()) as chunks:
-        try:
-            async for chunk in chunks:
-                if not has_begun:
-                    has_begun = True
-                    yield stream.begin()
-                for event in stream.push(chunk):
-                    yield event
-        except TinsmithError as error:
-            if not has_begun:
-                raise
-            logger.info("stream failed", extra={"reason": error.reason})
-            yield encode_error(error, status_of(error))
-        except Exception:
-            if not has_begun:
-                raise
-            logger.exception("stream failed by a bug")
-            yield encode_error(internal_error(), 500)
+    return write_events(_Stream(completion), completion.chunks())
 
 
 class _Stream:
@@ -61,11 +34,11 @@ class _Stream:
         self._is_text_open = False
         self._end: Mapping[str, Any] = {}
 
-    def begin(self) -> Event:
-        """Return what comes before anything of the answer."""
+    def begin(self) -> Iterator[Event]:
+        """Yield what comes before anything of the answer."""
         done = self._completion
         message = head(done.id, done.model, num_prompt=done.num_prompt, num_cached=done.num_cached)
-        return {"type": "message_start", "message": message}
+        yield {"type": "message_start", "message": message}
 
     def push(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield what a chunk brings."""
@@ -88,6 +61,10 @@ class _Stream:
                 "usage": usage_of(usage["prompt_tokens"], num_cached, usage["completion_tokens"]),
             }
             yield {"type": "message_stop"}
+
+    def fail(self, error: TinsmithError) -> Event:
+        """Return the end of a message that failed."""
+        return encode_error(error, status_of(error))
 
     def _add_text(self, text: str) -> Iterator[Event]:
         if not self._is_text_open:

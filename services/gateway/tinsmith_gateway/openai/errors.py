@@ -77,9 +77,15 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
 
 def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
     """Return the answer of an error."""
-    if error.reason == _NO_BUDGET:
-        status, headers = _NO_BUDGET_STATUS, _NO_RETRY
+    status, headers = told_once(error, status, headers)
     return JSONResponse(encode_error(error, status), status_code=status, headers=headers)
+
+
+def told_once(
+    error: TinsmithError, status: int, headers: dict[str, str]
+) -> tuple[int, dict[str, str]]:
+    """Return status and headers of an error; those of a spent budget make no client repeat it."""
+    return (_NO_BUDGET_STATUS, _NO_RETRY) if error.reason == _NO_BUDGET else (status, headers)
 
 
 def owns(path: str) -> bool:

@@ -13,6 +13,7 @@ from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Me
 from tinsmith_gateway.openai.chat import ChatCompletion
 from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
+from tinsmith_gateway.openai.translation import chat_of
 from tinsmith_runtime.errors import InvalidFieldError
 
 
@@ -45,7 +46,7 @@ class TokenizeBody(pydantic.BaseModel):
             )
         shown = {"messages", "tools", "chat_template_kwargs", "continue_final_message"}
         fields = self.model_dump(exclude_unset=True, include=shown)
-        chat = ChatBody.model_validate(
+        chat = chat_of(
             {
                 **fields,
                 "model": self.model,

@@ -10,7 +10,7 @@ import pydantic
 from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Limit
 from tinsmith_gateway.openai.responses.conversation import messages_of
-from tinsmith_gateway.openai.unused_fields import check_unused
+from tinsmith_gateway.openai.translation import SAME_FIELDS, chat_of, check_offered
 from tinsmith_runtime.errors import InvalidFieldError
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -31,20 +31,7 @@ _REASONS = {
     "conversation": "is not offered: nothing is kept on the server; send the whole input",
     "previous_response_id": "is not offered: nothing is kept on the server; send the whole input",
 }
-_PASSED = frozenset(
-    {
-        "chat_template_kwargs",
-        "frequency_penalty",
-        "ignore_eos",
-        "logit_bias",
-        "min_p",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-        "stop",
-        "top_k",
-    }
-)
+_PASSED = SAME_FIELDS | {"stop", "top_k"}
 """Fields beyond OpenAI's that mean the same in a chat completion."""
 
 
@@ -136,12 +123,7 @@ class ResponsesBody(pydantic.BaseModel):
             InvalidFieldError: Naming the first field that is unknown or not offered.
         """
         extra = self.model_extra or {}
-        for name, reason in _REASONS.items():
-            if extra.get(name) not in _NEUTRAL[name]:
-                raise InvalidFieldError(name, reason)
-        check_unused(
-            {name: value for name, value in extra.items() if name not in _PASSED}, also=_NEUTRAL
-        )
+        check_offered(extra, reasons=_REASONS, neutral=_NEUTRAL, passed=_PASSED)
         wrong = sorted(set(self.include or ()) - _INCLUDED)
         if wrong:
             raise InvalidFieldError("include", f"holds {wrong[0]!r}, which is not offered")
@@ -166,12 +148,7 @@ class ResponsesBody(pydantic.BaseModel):
             "stream_options": {"include_usage": True} if self.stream else None,
             **{name: extra[name] for name in _PASSED & set(extra)},
         }
-        try:
-            return ChatBody.model_validate(fields)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidFieldError(field, first["msg"]) from error
+        return chat_of(fields)
 
     def _chat_choice(self) -> str | dict[str, Any] | None:
         match self.tool_choice:

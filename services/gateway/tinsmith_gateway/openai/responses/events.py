@@ -7,8 +7,6 @@ with `response.failed`.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
@@ -21,46 +19,18 @@ from tinsmith_gateway.openai.responses.encoding import (
     status_of,
     text_part,
 )
-from tinsmith_runtime.errors import TinsmithError, internal_error
-
-logger = logging.getLogger(__name__)
-
-Event = dict[str, Any]
+from tinsmith_gateway.openai.translation import Event, write_events
+from tinsmith_runtime.errors import TinsmithError
 
 
-async def response_events(
-    head: Head, chunks: AsyncGenerator[dict[str, Any]]
-) -> AsyncGenerator[Event]:
-    """Yield the events of a response.
+def response_events(head: Head, chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[Event]:
+    """Return the events of a response; see `write_events`.
 
     Args:
         head: Of the response.
         chunks: Of the chat completion, with its usage at the end.
-
-    Raises:
-        TinsmithError: What the completion failed with before its first chunk.
     """
-    stream = _Stream(head)
-    has_begun = False
-    async with contextlib.aclosing(chunks):
-        try:
-            async for chunk in chunks:
-                if not has_begun:
-                    has_begun = True
-                    for event in stream.begin():
-                        yield event
-                for event in stream.push(chunk):
-                    yield event
-        except TinsmithError as error:
-            if not has_begun:
-                raise
-            logger.info("stream failed", extra={"reason": error.reason})
-            yield stream.fail(error)
-        except Exception:
-            if not has_begun:
-                raise
-            logger.exception("stream failed by a bug")
-            yield stream.fail(internal_error())
+    return write_events(_Stream(head), chunks)
 
 
 class _Stream:
