@@ -21,7 +21,8 @@ from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, running_gate
 from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
 from tests.support.wait import eventually
 
-from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, raise_file_limit
+from tinsmith_gateway.serving.port_multiplexer import bind, raise_file_limit
+from tinsmith_gateway.serving.splice import PREFACE
 from tinsmith_runtime.errors import ConfigError
 
 

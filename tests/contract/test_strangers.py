@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
-from tests.fakes.gateway_harness import RUN, GatewayRig, refusal, running_gateway
+from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, refusal, running_gateway
 from tests.fakes.held_protocol import HEALTHZ, Protocol, headers, until_closed
+from tests.fuzz.frames import frame, literal_headers
+from tests.support.metrics import metric
 from tests.support.wait import eventually
 
-from tinsmith_gateway.serving.port_multiplexer import PREFACE
+from tinsmith_gateway.serving import stream_limits
+from tinsmith_gateway.serving.splice import PREFACE
+from tinsmith_gateway.serving.stream_limits import FrameMeter
 from tinsmith_runtime.rpc import key_lookups
 from tinsmith_runtime.rpc.auth import ApiKey
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 FEW = 8
+REFUSED = "tinsmith_gateway_refused_connections_total"
+HEADERS, RESET, SETTINGS = 1, 3, 4
+HEAD = literal_headers(
+    [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/tinsmith.v1.SchedulerService/GetCapabilities"),
+        (":authority", "x"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+)
 
 
 @pytest_asyncio.fixture
@@ -102,3 +119,48 @@ async def test_unknown_keys_of_an_address_are_few_look_ups(rig: GatewayRig) -> N
         assert limited[-1].metadata["what"] == "unknown keys"
         assert (await http.post("/echo", headers=headers(rig))).status_code == 200
     assert (await rig.get_run_status()).run == RUN
+
+
+def streams(number: int, *, is_reset: bool) -> bytes:
+    """Return frames that open the first streams of a connection, and may reset each at once."""
+    frames = []
+    for index in range(number):
+        frames.append(frame(HEADERS, 4, 2 * index + 1, HEAD))
+        if is_reset:
+            frames.append(frame(RESET, 0, 2 * index + 1, bytes([0, 0, 0, 8])))
+    return b"".join(frames)
+
+
+async def test_streams_that_are_reset_at_once_cut_a_strangers_connection(rig: GatewayRig) -> None:
+    """And the next ones of its address; nobody else's calls wait for what it opened."""
+    num_before = metric(REFUSED, reason="too_many_resets")
+    begin = PREFACE + frame(SETTINGS, 0, 0, b"")
+    for _ in range(3):
+        async with opened(rig, "127.0.0.2", begin, 1) as [(reader, writer)]:
+            writer.write(streams(10_000, is_reset=True))
+            with contextlib.suppress(ConnectionError):
+                await until_closed(reader)
+        assert (await rig.get_run_status()).run == RUN
+    assert metric(REFUSED, reason="too_many_resets") - num_before >= 3
+
+
+async def test_streams_of_a_stranger_are_passed_on_as_fast_as_they_can_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses none of them, and others' calls do not stand behind them."""
+    monkeypatch.setattr(stream_limits, "STRANGERS_STREAMS_AT_ONCE", 50)
+    begin = PREFACE + frame(SETTINGS, 0, 0, b"")
+    async with (
+        running_gateway(tmp_path) as rig,
+        opened(rig, "127.0.0.2", begin, 1) as [(reader, writer)],
+    ):
+        writer.write(streams(80, is_reset=False))
+        await writer.drain()
+        assert (await rig.get_run_status()).run == RUN
+        # Each is refused by one frame of headers.
+        meter, refused = FrameMeter(), 0
+        while refused < 80:
+            data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+            assert data
+            refused += meter.feed(data, math.inf)[1]
+        assert refused == 80

@@ -7,7 +7,7 @@ import contextlib
 import random
 
 from tests.fuzz.tally import Tally
-from tinsmith_gateway.serving.port_multiplexer import PREFACE
+from tinsmith_gateway.serving.splice import PREFACE
 
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 _END_STREAM, _END_HEADERS = 1, 4

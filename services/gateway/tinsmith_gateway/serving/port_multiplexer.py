@@ -21,21 +21,21 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinsmith_gateway.metrics import CONNECTIONS, REFUSED_CONNECTIONS
 from tinsmith_gateway.serving.http_server import HttpServer
+from tinsmith_gateway.serving.splice import PREFACE, ClientPipe, Pipe
+from tinsmith_gateway.serving.stream_limits import StreamLimits
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.observability.certificates import note_certificate
 from tinsmith_runtime.rpc.peers import join_address, network_of
 
 logger = logging.getLogger(__name__)
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
 _BACKLOG, _ACCEPTED_AT_ONCE = 2048, 32
 # Its own socket, and both ends of that to the gRPC server.
 _FILES_PER_CONNECTION, _OTHER_FILES = 3, 512
@@ -126,6 +126,7 @@ class Front:
         # By network and address, each in the order of arrival.
         self._unknown: dict[str, dict[str, _Connection]] = {}
         self._num_unknown = 0
+        self.streams = StreamLimits()
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._server: asyncio.Server | None = None
@@ -189,6 +190,10 @@ class Front:
             if not of_network:
                 del self._unknown[network]
 
+    def is_known(self, address: str) -> bool:
+        """Return whether a good key was shown on the connection of an address."""
+        return address not in self._unknown.get(network_of(address), {})
+
     def release(self, connection: _Connection) -> None:
         """Take a connection off the count; repeating it changes nothing."""
         self._open.discard(connection)
@@ -246,18 +251,23 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._end()
+        self.end()
 
     def drop_unknown(self) -> None:
         """Cut a connection that has not said what it is."""
         if not self._protocol:
             self.abort()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a good key was shown on it."""
+        return not self._is_lost and self._front.is_known(self.address)
+
     def abort(self) -> None:
         """Cut the connection."""
         if self._socket is not None:
             self._socket.abort()
-        self._end()
+        self.end()
 
     async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         timeout_s = self._front.settings.handshake_timeout_s
@@ -288,14 +298,14 @@ class _Connection(asyncio.Protocol):
         size = min(len(self._received), len(PREFACE))
         if self._received[:size] != PREFACE[:size]:
             self._decide("http")
-            self._front.http.take(self._transport, bytes(self._received), self._end)
+            self._front.http.take(self._transport, bytes(self._received), self.end)
         elif size == len(PREFACE):
             self._decide("grpc")
             self._transport.pause_reading()
             self._spawn(self._splice(self._transport))
 
     async def _splice(self, transport: asyncio.Transport) -> None:
-        near, far = _Pipe(may_half_close=True), _Pipe(may_half_close=False)
+        near, far = ClientPipe(self._front.streams, self), Pipe()
         try:
             far_transport = await self._connect(far)
         except OSError:
@@ -305,15 +315,14 @@ class _Connection(asyncio.Protocol):
         if self._is_lost:
             far_transport.abort()
             return
-        near.join(transport, far, self._end)
+        near.join(transport, far)
         far.join(far_transport, near)
-        far_transport.write(bytes(self._received))
-        self._received.clear()
         transport.set_protocol(near)
-        transport.resume_reading()
         far_transport.resume_reading()
+        near.begin(bytes(self._received))
+        self._received.clear()
 
-    async def _connect(self, far: _Pipe) -> asyncio.Transport:
+    async def _connect(self, far: Pipe) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -334,7 +343,8 @@ class _Connection(asyncio.Protocol):
         REFUSED_CONNECTIONS.labels("slow_first_bytes").inc()
         self.abort()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Take note that it is gone; repeating it changes nothing."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -348,61 +358,3 @@ class _Connection(asyncio.Protocol):
         task = asyncio.create_task(coroutine)
         self._front.tasks.add(task)
         task.add_done_callback(self._front.tasks.discard)
-
-
-class _Pipe(asyncio.Protocol):
-    """One end of a spliced connection: what arrives here leaves at the other end.
-
-    Neither end is read while the other cannot be written, so a slow reader holds up its sender and
-    no memory.
-
-    Args:
-        may_half_close: Whether the other side may have more to say after this one has ended. A
-            client may; a server that ended has closed.
-    """
-
-    def __init__(self, *, may_half_close: bool) -> None:
-        self._may_half_close = may_half_close
-        self._transport: asyncio.Transport
-        self._other: _Pipe
-        self._on_lost: Callable[[], None] | None = None
-
-    def join(
-        self,
-        transport: asyncio.Transport,
-        other: _Pipe,
-        on_lost: Callable[[], None] | None = None,
-    ) -> None:
-        """Learn both ends."""
-        self._transport = transport
-        self._other = other
-        self._on_lost = on_lost
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Nothing can be passed on before the ends are joined.
-        assert isinstance(transport, asyncio.Transport)
-        transport.pause_reading()
-
-    def data_received(self, data: bytes) -> None:
-        self._other._transport.write(data)
-
-    def pause_writing(self) -> None:
-        self._other._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._other._transport.resume_reading()
-
-    def eof_received(self) -> bool:
-        other = self._other._transport
-        if not self._may_half_close or not other.can_write_eof():
-            return False
-        other.write_eof()
-        return self._transport.can_write_eof()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None:
-            self._other._transport.close()
-        else:
-            self._other._transport.abort()
-        if self._on_lost is not None:
-            self._on_lost()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tinsmith_runtime.errors import RateLimitedError
 from tinsmith_runtime.rpc.peers import network_of
+from tinsmith_runtime.token_buckets import MAX_OWNERS, TokenBuckets
 
 AnswerT = TypeVar("AnswerT")
 EntryT = TypeVar("EntryT", bound=Hashable)
@@ -24,8 +24,6 @@ FAILURES_AT_ONCE = 200
 """Unknown keys that an address may try at once."""
 FAILURES_PER_S = 2.0
 """How many of them it gets back in a second."""
-MAX_ADDRESSES = 10_000
-"""Addresses that are remembered; of more the one that failed longest ago is forgotten."""
 
 
 class Answers(Generic[EntryT, AnswerT]):
@@ -59,12 +57,6 @@ class Answers(Generic[EntryT, AnswerT]):
         self._kept.pop(entry, None)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    num_left: float
-    filled_s: float
-
-
 class FailureLimit:
     """Token buckets of failures by address; an IPv6 network of 64 bits is one address.
 
@@ -80,14 +72,10 @@ class FailureLimit:
         *,
         at_once: int = FAILURES_AT_ONCE,
         per_s: float = FAILURES_PER_S,
-        max_addresses: int = MAX_ADDRESSES,
+        max_addresses: int = MAX_OWNERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._at_once = at_once
-        self._per_s = per_s
-        self._max_addresses = max_addresses
-        self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets = TokenBuckets(at_once, per_s, clock=clock, max_owners=max_addresses)
 
     def take(self, address: str) -> None:
         """Count a question that may fail; `give_back` if it did not.
@@ -98,30 +86,17 @@ class FailureLimit:
         Raises:
             RateLimitedError: If too many failed; nothing was counted.
         """
-        network = network_of(address)
-        now_s = self._clock()
-        bucket = self._buckets.get(network)
-        if bucket is None:
-            bucket = self._buckets[network] = _Bucket(self._at_once, now_s)
-            if len(self._buckets) > self._max_addresses:
-                self._buckets.popitem(last=False)
-        bucket.num_left = min(
-            bucket.num_left + (now_s - bucket.filled_s) * self._per_s, self._at_once
-        )
-        bucket.filled_s = now_s
-        if bucket.num_left < 1:
+        wait_s = self._buckets.take(network_of(address))
+        if wait_s:
+            at_once = self._buckets.at_once
             raise RateLimitedError(
-                f"this address has shown more than {self._at_once} keys that are unknown here; "
+                f"this address has shown more than {at_once} keys that are unknown here; "
                 "check the key, and send the request again later",
-                retry_after_s=(1 - bucket.num_left) / self._per_s,
+                retry_after_s=wait_s,
                 what="unknown keys",
-                limit=self._at_once,
+                limit=at_once,
             )
-        bucket.num_left -= 1
-        self._buckets.move_to_end(network)
 
     def give_back(self, address: str) -> None:
         """Take back a question that did not fail."""
-        bucket = self._buckets.get(network_of(address))
-        if bucket is not None:
-            bucket.num_left = min(bucket.num_left + 1, self._at_once)
+        self._buckets.give_back(network_of(address))
