@@ -19,6 +19,7 @@ from tests.support.pod_keys import POD_KEY, credentials
 from tests.support.wait import eventually
 
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith_runtime.rpc import message_parts
 from tinsmith_runtime.rpc.auth import Authenticator, Caller
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
@@ -222,3 +223,17 @@ async def test_an_old_connection_is_renewed_without_a_failed_call() -> None:
         while loop.time() < end_s:
             await pod.call()
         await long
+
+
+async def test_a_request_of_many_empty_parts_is_refused_before_it_is_decoded() -> None:
+    """It would take a hundred times its bytes."""
+    async with trainer() as pod:
+        pod.hold.set()
+        body = b"\x22\x00" * (message_parts.MAX_PARTS + 1)
+        path = "/tinsmith.v1.TrainerService/ForwardBackward"
+        error = await refusal(
+            pod.channel.unary_unary(path)(body, metadata=bearer(pod.key), timeout=TIMEOUT_S)
+        )
+        assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "BATCH_TOO_LARGE")
+        assert error.metadata == {"limit": str(message_parts.MAX_PARTS)}
+        assert (await pod.call()) is not None

@@ -267,7 +267,7 @@ class _Passage:
                 body = await self._gateway.read(
                     self._method, bodies, context, credential, admission
                 )
-                self._find_owner(body, credential)
+                await self._find_owner(body, credential)
                 async with self._gateway.turn(self._method, credential):
                     answer = await self._pass_unary(body, context, credential)
                 await context.write(answer)
@@ -280,7 +280,7 @@ class _Passage:
                 body = await self._gateway.read(
                     self._method, bodies, context, credential, admission
                 )
-                self._find_owner(body, credential)
+                await self._find_owner(body, credential)
                 await self._pass_stream(lambda: body, context, credential, attempts=2)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
@@ -292,7 +292,7 @@ class _Passage:
                 first = await first_of(
                     requests, method=self._method.path, timeout_s=self._gateway.timeout_s(context)
                 )
-                self._find_owner(first or b"", credential)
+                await self._find_owner(first or b"", credential)
 
                 async def all_requests() -> AsyncIterator[bytes]:
                     if first is not None:
@@ -304,10 +304,10 @@ class _Passage:
                 # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
-    def _find_owner(self, body: bytes, credential: Credential) -> None:
+    async def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
-        prompt = prompt_of(self._method.path, body) if self._method.is_sampling else b""
+        prompt = await prompt_of(self._method.path, body) if self._method.is_sampling else b""
         method = self._method.path.rpartition("/")[2]
         bind_log_fields(method=method, resource=resource)
         owner = owner_of(

@@ -7,8 +7,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from tinsmith.errors import InvalidArgumentError, ResourceExhaustedError
 from tinsmith.replicas import prompt_bytes
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
+from tinsmith_runtime.rpc.message_parts import check_parts, max_parts_of
 
 _PROMPTS: Mapping[str, tuple[Any, Callable[[Any], trajectories_pb2.ModelInput]]] = {
     "Sample": (sampler_pb2.SampleRequest, lambda request: request.prompt),
@@ -17,7 +19,7 @@ _PROMPTS: Mapping[str, tuple[Any, Callable[[Any], trajectories_pb2.ModelInput]]]
 }
 
 
-def prompt_of(method: str, body: bytes) -> bytes:
+async def prompt_of(method: str, body: bytes) -> bytes:
     """Return what says which sampler is preferred; see `replicas.prompt_bytes`.
 
     Nothing else depends on it: a body that cannot be read has none, and the sampler refuses it.
@@ -28,6 +30,7 @@ def prompt_of(method: str, body: bytes) -> bytes:
     """
     message, prompt = _PROMPTS[method.rpartition("/")[2]]
     try:
+        await check_parts(body, message, max_parts_of(method))
         return prompt_bytes(prompt(message.FromString(body)))
-    except DecodeError:
+    except (DecodeError, InvalidArgumentError, ResourceExhaustedError):
         return b""

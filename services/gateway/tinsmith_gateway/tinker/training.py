@@ -342,7 +342,10 @@ class Training:
         """Return a batch; of one that is too large model and number alone, and the refusal."""
         body, excess = self._unpacked(call)
         if excess is None:
-            return training_codec.parse_forward_backward(body), None
+            try:
+                return training_codec.parse_forward_backward(body), None
+            except BatchTooLargeError as error:
+                excess = error
         return training_codec.parse_reference(body), excess
 
     def _unpacked(self, call: Call) -> tuple[bytes, BatchTooLargeError | None]:

@@ -16,6 +16,7 @@ from tinsmith.v1 import trainer_pb2, trajectories_pb2
 from tinsmith_gateway.proxy.protobuf_scan import leading_fields
 from tinsmith_gateway.tinker import tensor_codec, wire_pb2
 from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
+from tinsmith_runtime.rpc.message_parts import MAX_PARTS, count_parts
 
 ForwardBackwardRequest = wire_pb2.ForwardBackwardRequest
 
@@ -31,7 +32,9 @@ def parse_forward_backward(body: bytes) -> wire_pb2.ForwardBackwardRequest:
 
     Raises:
         MalformedRequestError: If the bytes are none.
+        BatchTooLargeError: If it has too many parts.
     """
+    count_parts(body, wire_pb2.ForwardBackwardRequest.DESCRIPTOR, MAX_PARTS)
     try:
         return wire_pb2.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:

@@ -38,6 +38,7 @@ from tinsmith_runtime.rpc import health
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER, Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.message_parts import check_parts, max_parts_of
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodRole
 from tinsmith_runtime.rpc.pod_tls import peer_identity
@@ -190,12 +191,16 @@ class _Call:
         self._interceptor = interceptor
         self._method = method
         self._decode: Decode = lambda _: _unset()
+        self._request: Any = None
+        self._max_parts = max_parts_of(method)
         self._serve: Any = None
 
     def wrap(self, handler: Handler) -> Handler:
         """Return a handler that takes bytes and answers as the given one."""
         if handler.request_deserializer is not None:
             self._decode = handler.request_deserializer
+            # Generated stubs decode by a method of the message's class.
+            self._request = handler.request_deserializer.__self__
         serve: Any
         if handler.stream_stream is not None:
             self._serve, serve = handler.stream_stream, self._serve_stream
@@ -216,7 +221,7 @@ class _Call:
                         bodies, context, self._method, caller, admission
                     )
                     with bind_body(body):
-                        response: Message = await self._serve(self._parse(body), context)
+                        response: Message = await self._serve(await self._parse(body), context)
                     await context.write(response)
             except grpc.aio.InternalError as error:
                 raise asyncio.CancelledError(CLIENT_GONE) from error
@@ -234,7 +239,7 @@ class _Call:
                         bodies, context, self._method, caller, admission
                     )
                     with bind_body(body):
-                        async for response in self._serve(self._parse(body), context):
+                        async for response in self._serve(await self._parse(body), context):
                             yield response
             except grpc.aio.InternalError as error:
                 raise asyncio.CancelledError(CLIENT_GONE) from error
@@ -249,7 +254,8 @@ class _Call:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
                     requests = (
-                        self._parse(body) async for body in counted_one_by_one(bodies, admission)
+                        await self._parse(body)
+                        async for body in counted_one_by_one(bodies, admission)
                     )
                     async for response in self._serve(requests, context):
                         yield response
@@ -268,7 +274,8 @@ class _Call:
         )
         return caller
 
-    def _parse(self, body: bytes) -> Message:
+    async def _parse(self, body: bytes) -> Message:
+        await check_parts(body, self._request, self._max_parts)
         try:
             request: Message = self._decode(body)
         except DecodeError as error:
