@@ -106,7 +106,7 @@ async def trainer(**settings: Any) -> AsyncIterator[Trainer]:
 
 
 async def test_calls_of_a_key_are_bounded_and_of_all_keys() -> None:
-    async with trainer(max_calls_per_key=3, max_calls=5) as pod:
+    async with trainer(max_calls_per_project=3, max_calls=5) as pod:
         calls = [pod.call() for _ in range(3)]
         await pod.entered(3)
         error = await refusal(pod.call())
@@ -116,7 +116,7 @@ async def test_calls_of_a_key_are_bounded_and_of_all_keys() -> None:
         calls += [pod.call(key=pod.other) for _ in range(2)]
         await pod.entered(5)
         error = await refusal(pod.call(key=pod.other))
-        assert error.metadata == {"what": "requests of all keys", "limit": "5"}
+        assert error.metadata == {"what": "requests of all projects", "limit": "5"}
         pod.hold.set()
         assert len(await asyncio.gather(*calls)) == 5
         await pod.call()
@@ -124,7 +124,7 @@ async def test_calls_of_a_key_are_bounded_and_of_all_keys() -> None:
 
 async def test_a_pod_calls_for_everybody_and_has_no_bound_of_a_key() -> None:
     scheduler = bearer(str(credentials(PodRole.SCHEDULER).key))
-    async with trainer(max_calls_per_key=1) as pod:
+    async with trainer(max_calls_per_project=1) as pod:
         stub: Any = trainer_pb2_grpc.TrainerServiceStub(pod.channel)
         request = trainer_pb2.LoadCheckpointRequest(run=RUN)
         calls = [
@@ -136,14 +136,14 @@ async def test_a_pod_calls_for_everybody_and_has_no_bound_of_a_key() -> None:
 
 
 async def test_bytes_in_flight_are_bounded_by_key_and_in_all() -> None:
-    async with trainer(max_bytes_per_key=2500, max_bytes=3500) as pod:
+    async with trainer(max_bytes_per_project=2500, max_bytes=3500) as pod:
         calls = [pod.call(SMALL) for _ in range(2)]
         await pod.entered(2)
         assert (await refusal(pod.call(SMALL))).metadata["what"] == "bytes"
         calls.append(pod.call(SMALL, key=pod.other))
         await pod.entered(3)
         error = await refusal(pod.call(SMALL, key=pod.keys.new_key("r")))
-        assert error.metadata["what"] == "bytes of all keys"
+        assert error.metadata["what"] == "bytes of all projects"
         pod.hold.set()
         await asyncio.gather(*calls)
         await asyncio.gather(pod.call(SMALL), pod.call(SMALL, key=pod.other))

@@ -235,7 +235,7 @@ def test_the_process_may_open_as_many_files_as_it_needs() -> None:
 
 async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol: Protocol) -> None:
     async with (
-        running_gateway(tmp_path, max_requests_per_key=1, max_tokens_per_key=10) as rig,
+        running_gateway(tmp_path, max_requests_per_project=1, max_tokens_per_project=10) as rig,
         httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http,
     ):
         running = asyncio.create_task(http.post("/held", headers=headers(rig)))
@@ -256,7 +256,7 @@ async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol:
 
 async def test_a_stream_is_one_request_until_its_end(tmp_path: Path, protocol: Protocol) -> None:
     async with (
-        running_gateway(tmp_path, max_requests_per_key=1) as rig,
+        running_gateway(tmp_path, max_requests_per_project=1) as rig,
         httpx.AsyncClient(
             base_url=f"http://{rig.gateway.address}", headers=headers(rig), timeout=TIMEOUT_S
         ) as http,
@@ -270,7 +270,7 @@ async def test_a_stream_is_one_request_until_its_end(tmp_path: Path, protocol: P
                 assert (await http.post("/echo")).status_code == 429
                 protocol.hold.set()
                 assert await anext(events) == "data: [DONE]\n\n"
-            await eventually(lambda: not rig.gateway._limits.num_keys)
+            await eventually(lambda: not rig.gateway._limits.num_projects)
 
 
 async def test_the_end_finishes_requests_and_cuts_waits(
@@ -384,7 +384,7 @@ async def test_one_endless_trailer_is_cut(rig: GatewayRig) -> None:
 
 async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path, protocol: Protocol) -> None:
     """Its client may be gone without a word, and must not keep its place for ever."""
-    async with running_gateway(tmp_path, body_timeout_s=0.2, max_requests_per_key=1) as rig:
+    async with running_gateway(tmp_path, body_timeout_s=0.2, max_requests_per_project=1) as rig:
         reader, writer = await connect(rig)
         head = (
             f"POST /echo HTTP/1.1\r\nhost: x\r\nx-api-key: {rig.key}\r\ncontent-length: 9\r\n\r\n"

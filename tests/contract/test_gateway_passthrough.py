@@ -393,20 +393,23 @@ async def test_the_key_of_the_pods_is_not_taken(rig: GatewayRig, path: str) -> N
     assert code_of(error) == "PERMISSION_DENIED"
 
 
-async def test_a_key_has_a_share(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, max_requests_per_key=2) as rig:
+async def test_a_project_has_a_share_whatever_its_keys(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, max_requests_per_project=2) as rig:
         rig.pod.hold.clear()
         running = [asyncio.ensure_future(rig.get_run_status()) for _ in range(2)]
         await eventually(lambda: len(rig.pod.requests) >= 2)
         error = await refusal(rig.get_run_status())
         assert (code_of(error), error.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMITED")
         assert error.retry_after_s is not None
-        # Waits are counted apart, and so is another key.
+        another = rig.scheduler.new_key(PROJECT)
+        assert (await refusal(rig.get_run_status(key=another))).reason == "RATE_LIMITED"
+        # Waits are counted apart, and so is another project.
+        stranger = rig.scheduler.new_key("other")
+        assert (await refusal(rig.get_run_status(key=stranger))).reason == "RUN_NOT_FOUND"
         waiting = asyncio.ensure_future(rig.wait_operations())
-        another = asyncio.ensure_future(rig.get_run_status(key=rig.scheduler.new_key(PROJECT)))
-        await eventually(lambda: len(rig.pod.requests) >= 4)
+        await eventually(lambda: len(rig.pod.requests) >= 3)
         rig.pod.hold.set()
-        await asyncio.gather(*running, waiting, another)
+        await asyncio.gather(*running, waiting)
         await rig.get_run_status()
 
 

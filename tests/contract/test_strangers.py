@@ -132,7 +132,7 @@ def streams(number: int, *, is_reset: bool) -> bytes:
 
 
 async def test_streams_that_are_reset_at_once_cut_a_strangers_connection(rig: GatewayRig) -> None:
-    """And the next ones of its address; nobody else's calls wait for what it opened."""
+    """And the next ones of its address; calls of others do not wait for what it opened."""
     num_before = metric(REFUSED, reason="too_many_resets")
     begin = PREFACE + frame(SETTINGS, 0, 0, b"")
     for _ in range(3):

@@ -28,8 +28,8 @@ def small(
     monkeypatch.setenv("TINSMITH_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(routes, "SWEEP_INTERVAL_S", 0.05)
     settings = {
-        "max_waits_per_key": 1,
-        "max_tokens_per_key": 4,
+        "max_waits_per_project": 1,
+        "max_tokens_per_project": 4,
         "long_poll_s": 5.0,
         "sample_retention_s": 0.01,
     }

@@ -45,10 +45,10 @@ def test_with_tls_all_addresses_say_so(tmp_path: Path) -> None:
 
 def test_the_gateway_has_a_table(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("[gateway]\nmax_requests_per_key = 3\n")
-    assert read_overrides(file) == {"gateway": {"max_requests_per_key": 3}}
-    file.write_text("[gateway]\nmax_request_per_key = 3\n")
-    with pytest.raises(ConfigError, match="max_request_per_key"):
+    file.write_text("[gateway]\nmax_requests_per_project = 3\n")
+    assert read_overrides(file) == {"gateway": {"max_requests_per_project": 3}}
+    file.write_text("[gateway]\nmax_request_per_project = 3\n")
+    with pytest.raises(ConfigError, match="max_request_per_project"):
         read_overrides(file)
 
 

@@ -62,20 +62,20 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     """Time for the whole body of a request, HTTP or native."""
     min_body_bytes_per_s: int = 16 * 2**10
     """Least rate of the body of an HTTP request, once `body_timeout_s` have passed."""
-    max_requests_per_key: int = 4096
-    """Requests that one key may have in flight; 0 sets no limit, here and below."""
-    max_waits_per_key: int = 8192
-    """Long polls and heartbeats that one key may have in flight."""
-    max_bytes_per_key: int = 2**30
-    """Bytes of the bodies of the requests that one key may have in flight."""
-    max_tokens_per_key: int = 16 * 2**20
-    """Tokens of the HTTP requests that one key may have in flight."""
+    max_requests_per_project: int = 4096
+    """Requests that one project may have in flight; 0 sets no limit, here and below."""
+    max_waits_per_project: int = 8192
+    """Long polls and heartbeats that one project may have in flight."""
+    max_bytes_per_project: int = 2**30
+    """Bytes of the bodies of the requests that one project may have in flight."""
+    max_tokens_per_project: int = 16 * 2**20
+    """Tokens of the HTTP requests that one project may have in flight."""
     max_requests: int = 16_384
-    """Requests that all keys together may have in flight."""
+    """Requests that all projects together may have in flight."""
     max_waits: int = 65_536
-    """Long polls and heartbeats that all keys together may have in flight."""
+    """Long polls and heartbeats that all projects together may have in flight."""
     max_bytes: int = 3 * 2**29
-    """Bytes of the bodies of the requests that all keys together may have in flight."""
+    """Bytes of the bodies of the requests that all projects together may have in flight."""
     max_reads: int = 32
     """Native requests read at once, each of which may have `max_body_bytes`; more wait."""
     max_unknown_connections: int = 2048
@@ -152,10 +152,10 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     def limits(self) -> LimitSettings:
         """Return what one key may have in flight."""
         return LimitSettings(
-            max_requests_per_key=self.max_requests_per_key,
-            max_waits_per_key=self.max_waits_per_key,
-            max_bytes_per_key=self.max_bytes_per_key,
-            max_tokens_per_key=self.max_tokens_per_key,
+            max_requests_per_project=self.max_requests_per_project,
+            max_waits_per_project=self.max_waits_per_project,
+            max_bytes_per_project=self.max_bytes_per_project,
+            max_tokens_per_project=self.max_tokens_per_project,
             max_requests=self.max_requests,
             max_waits=self.max_waits,
             max_bytes=self.max_bytes,

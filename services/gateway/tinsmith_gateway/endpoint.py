@@ -144,9 +144,8 @@ def endpoint(
                     raise credential.caller.denied(f"{request.method} {request.url.path}")
                 bind_tenant(credential.caller.project)
                 bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
-            key_id = credential.caller.key_id
             with (
-                services.limits.admit(key_id, is_wait=is_wait) as admission,
+                services.limits.admit(credential.caller.tenant, is_wait=is_wait) as admission,
                 services.drain.running(is_wait=is_wait),
             ):
                 body, excess = await _read_body(request, limit, services.config, admission)

@@ -1,4 +1,4 @@
-"""What one key may have in flight: nothing leaks, nothing goes below zero, no key is locked out."""
+"""What a project may have in flight: nothing leaks or goes below zero, no project is locked out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tinsmith_runtime.errors import ConfigError, RateLimitedError
 from tinsmith_runtime.rpc.in_flight import Admission, Limits, LimitSettings
 
 SMALL = LimitSettings(
-    max_requests_per_key=2, max_waits_per_key=3, max_bytes_per_key=100, max_tokens_per_key=50
+    max_requests_per_project=2,
+    max_waits_per_project=3,
+    max_bytes_per_project=100,
+    max_tokens_per_project=50,
 )
 
 
@@ -27,12 +30,12 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         pass
 
 
-def test_a_key_at_its_limit_takes_nothing_from_others() -> None:
+def test_a_project_at_its_limit_takes_nothing_from_others() -> None:
     limits = Limits(SMALL)
     with limits.admit("a", 100), limits.admit("a"), limits.admit("b", 100), limits.admit("b"):
-        for key in ("a", "b"):
+        for project in ("a", "b"):
             with pytest.raises(RateLimitedError):
-                limits.admit(key)
+                limits.admit(project)
 
 
 def test_waits_are_counted_apart() -> None:
@@ -52,7 +55,7 @@ def test_bytes_are_counted_as_they_arrive() -> None:
         with pytest.raises(RateLimitedError, match="bytes"):
             second.add_bytes(1)
         assert limits.usage_of("a").num_bytes == 100
-    assert limits.num_keys == 0
+    assert limits.num_projects == 0
 
 
 def test_tokens_are_counted_once_they_are_known() -> None:
@@ -79,7 +82,10 @@ def test_a_single_request_gets_in_whatever_its_size() -> None:
 def test_zero_sets_no_limit() -> None:
     limits = Limits(
         LimitSettings(
-            max_requests_per_key=0, max_waits_per_key=0, max_bytes_per_key=0, max_tokens_per_key=0
+            max_requests_per_project=0,
+            max_waits_per_project=0,
+            max_bytes_per_project=0,
+            max_tokens_per_project=0,
         )
     )
     with contextlib.ExitStack() as admitted:
@@ -89,20 +95,20 @@ def test_zero_sets_no_limit() -> None:
 
 
 def test_negative_limits_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_bytes_per_key"):
-        LimitSettings(max_bytes_per_key=-1)
+    with pytest.raises(ConfigError, match="max_bytes_per_project"):
+        LimitSettings(max_bytes_per_project=-1)
 
 
 def test_a_failure_releases() -> None:
     limits = Limits(SMALL)
     with pytest.raises(KeyError), limits.admit("a", 10):
         raise KeyError
-    assert limits.num_keys == 0
+    assert limits.num_projects == 0
 
 
 def test_the_delay_follows_the_rate_of_ends() -> None:
     now_s = 0.0
-    limits = Limits(LimitSettings(max_requests_per_key=2), clock=lambda: now_s)
+    limits = Limits(LimitSettings(max_requests_per_project=2), clock=lambda: now_s)
     with limits.admit("a"):
         for _ in range(5):
             with limits.admit("a"):
@@ -117,22 +123,38 @@ def test_the_delay_follows_the_rate_of_ends() -> None:
         assert caught.value.retry_after_s == 10.4
 
 
+@pytest.mark.parametrize("num_greedy", [1, 2, 3, 10])
+def test_greedy_projects_have_equal_parts_and_leave_room_for_the_next(num_greedy: int) -> None:
+    total = 1200
+    limits = Limits(LimitSettings(max_requests=total, max_requests_per_project=total))
+    counts = dict.fromkeys(range(num_greedy), 0)
+    for _ in range(total):
+        for project in counts:
+            with contextlib.suppress(RateLimitedError):
+                limits.admit(str(project))
+                counts[project] += 1
+    part = 3 * total / (3 * num_greedy + 1)
+    assert all(abs(count - part) <= 0.1 * part for count in counts.values())
+    for _ in range(int(0.1 * part)):
+        limits.admit("new")
+
+
 class AnyOrder(RuleBasedStateMachine):
-    """Requests of two keys begin, grow and end in any order, also twice."""
+    """Requests of two projects begin, grow and end in any order, also twice."""
 
     @initialize()
     def begin(self) -> None:
         self.limits = Limits(SMALL)
         self.open: list[tuple[Admission, bool, list[int]]] = []
 
-    @rule(key=st.sampled_from("ab"), size=st.integers(0, 150), is_wait=st.booleans())
-    def admit(self, key: str, size: int, is_wait: bool) -> None:
+    @rule(project=st.sampled_from("ab"), size=st.integers(0, 150), is_wait=st.booleans())
+    def admit(self, project: str, size: int, is_wait: bool) -> None:
         try:
-            admission = self.limits.admit(key, size, is_wait=is_wait)
+            admission = self.limits.admit(project, size, is_wait=is_wait)
         except RateLimitedError:
-            # A key with nothing in flight is admitted.
-            num_of_key = sum(kept.key_id == key for kept, _, _ in self.open)
-            if not num_of_key:
+            # A project with nothing in flight is admitted.
+            num_of_project = sum(kept.project == project for kept, _, _ in self.open)
+            if not num_of_project:
                 raise
         else:
             self.open.append((admission, is_wait, [size, 0]))
@@ -160,21 +182,21 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_what_is_open(self) -> None:
-        for key in "ab":
-            usage = self.limits.usage_of(key)
-            of_key = [entry for entry in self.open if entry[0].key_id == key]
-            assert usage.num_waits == sum(is_wait for _, is_wait, _ in of_key)
-            assert usage.num_requests == sum(not is_wait for _, is_wait, _ in of_key)
-            assert usage.num_bytes == sum(sizes[0] for _, _, sizes in of_key)
-            assert usage.num_tokens == sum(sizes[1] for _, _, sizes in of_key)
-            assert usage.num_requests <= SMALL.max_requests_per_key
-            assert usage.num_waits <= SMALL.max_waits_per_key
-        assert self.limits.num_keys == len({entry[0].key_id for entry in self.open})
+        for project in "ab":
+            usage = self.limits.usage_of(project)
+            of_project = [entry for entry in self.open if entry[0].project == project]
+            assert usage.num_waits == sum(is_wait for _, is_wait, _ in of_project)
+            assert usage.num_requests == sum(not is_wait for _, is_wait, _ in of_project)
+            assert usage.num_bytes == sum(sizes[0] for _, _, sizes in of_project)
+            assert usage.num_tokens == sum(sizes[1] for _, _, sizes in of_project)
+            assert usage.num_requests <= SMALL.max_requests_per_project
+            assert usage.num_waits <= SMALL.max_waits_per_project
+        assert self.limits.num_projects == len({entry[0].project for entry in self.open})
 
     def teardown(self) -> None:
         for admission, _, _ in self.open:
             self.limits.release(admission)
-        assert self.limits.num_keys == 0
+        assert self.limits.num_projects == 0
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -91,7 +91,7 @@ class PassThrough(grpc.GenericRpcHandler):
         callers: Authenticates callers.
         directory: Knows where pods are.
         open_channel: Returns the channel to a pod, by its address and role.
-        limits: Of each key.
+        limits: Of each project.
         drain: Whether the gateway is shutting down.
         reader: Reads requests.
         max_call_s: Deadline of a call that has none, and the longest that one may have.
@@ -166,11 +166,11 @@ class PassThrough(grpc.GenericRpcHandler):
         """Count a call while it runs; one that only waits is cut when the gateway drains.
 
         Raises:
-            RateLimitedError: If the key has too much in flight.
+            RateLimitedError: If the project has too much in flight.
             DrainingError: If it was cut.
         """
-        key_id = credential.caller.key_id
-        with self._limits.admit(key_id, is_wait=method.is_wait) as admission:
+        tenant = credential.caller.tenant
+        with self._limits.admit(tenant, is_wait=method.is_wait) as admission:
             if not method.is_wait:
                 yield admission
                 return

@@ -29,10 +29,10 @@ RPC_LIMITED = Counter(
     ["what"],
 )
 RPC_REQUESTS_IN_FLIGHT = Gauge(
-    "tinsmith_rpc_requests_in_flight", "Requests of all keys in flight, waits apart."
+    "tinsmith_rpc_requests_in_flight", "Requests of all projects in flight, waits apart."
 )
 RPC_BYTES_IN_FLIGHT = Gauge(
-    "tinsmith_rpc_bytes_in_flight", "Bytes of the bodies of all keys' requests in flight."
+    "tinsmith_rpc_bytes_in_flight", "Bytes of the bodies of all projects' requests in flight."
 )
 LEDGER_COMMIT_SECONDS = Histogram(
     "tinsmith_ledger_commit_duration_seconds",

@@ -76,6 +76,11 @@ class Caller:
         return isinstance(self.role, PodRole)
 
     @property
+    def tenant(self) -> str:
+        """Who shares the bounds of the call: all keys of a project."""
+        return self.project or self.key_id
+
+    @property
     def charged_key_id(self) -> str:
         """Id of the key whose usage a call is."""
         return self.on_behalf_of or self.key_id

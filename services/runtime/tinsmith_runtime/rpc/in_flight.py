@@ -1,13 +1,17 @@
-"""How much one key, and all keys together, may have in flight: requests, waits, bytes, tokens.
+"""How much one project, and all together, may have in flight: requests, waits, bytes, tokens.
 
-A key that asks for more is told when to come again; nothing is queued here, so that one key cannot
-fill a queue which others wait in. Waits (long polls, heartbeats) are counted apart: a thousand of
-them cost less than one batch, and a client that holds many futures must still get its next request
-through.
+A project has any number of keys, so its keys share its bounds. Who asks for more is told when to
+come again; nothing is queued here, so that no project can fill a queue which others wait in. Waits
+(long polls, heartbeats) are counted apart: a thousand of them cost less than one batch, and a
+client that holds many futures must still get its next request through.
 
-A key with nothing in flight is admitted, whatever the size: a single request is bounded by the
-limits of a request, and one that is larger than its key's share would otherwise never be served.
-What all keys have in flight is a bound of the process's memory, and holds without exception.
+A project with nothing in flight is admitted, whatever the size: a single request is bounded by the
+limits of a request, and one that is larger than its project's share would otherwise never be
+served. What all have in flight is a bound of the process's memory, and holds without exception.
+
+Greedy projects leave room for the next one: each may have so many times what is left free (dynamic
+thresholds: Choudhury and Hahne, 1998). One alone may have three quarters of the whole, two of them
+three sevenths each, and so on.
 """
 
 from __future__ import annotations
@@ -28,16 +32,18 @@ from tinsmith_runtime.observability.metrics import (
 _REMEMBERED_ENDS = 64
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
 _DEFAULT_DELAY_S = 1.0
+_TIMES_FREE = 3
+"""A project may have so many times what is left free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitSettings:
-    """What one key, and all keys together, may have in flight; 0 sets no limit."""
+    """What one project, and all together, may have in flight; 0 sets no limit."""
 
-    max_requests_per_key: int = 4096
-    max_waits_per_key: int = 8192
-    max_bytes_per_key: int = 2**30
-    max_tokens_per_key: int = 16 * 2**20
+    max_requests_per_project: int = 4096
+    max_waits_per_project: int = 8192
+    max_bytes_per_project: int = 2**30
+    max_tokens_per_project: int = 16 * 2**20
     max_requests: int = 0
     max_waits: int = 0
     max_bytes: int = 0
@@ -47,10 +53,10 @@ class LimitSettings:
             "max_requests",
             "max_waits",
             "max_bytes",
-            "max_requests_per_key",
-            "max_waits_per_key",
-            "max_bytes_per_key",
-            "max_tokens_per_key",
+            "max_requests_per_project",
+            "max_waits_per_project",
+            "max_bytes_per_project",
+            "max_tokens_per_project",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
@@ -58,7 +64,7 @@ class LimitSettings:
 
 @dataclass(slots=True)
 class Usage:
-    """What a key has in flight."""
+    """What a project has in flight."""
 
     num_requests: int = 0
     num_waits: int = 0
@@ -73,7 +79,7 @@ class Usage:
 
 
 class Limits:
-    """Counts what is in flight by key, and refuses what is too much.
+    """Counts what is in flight by project, and refuses what is too much.
 
     Args:
         settings: The limits.
@@ -88,34 +94,24 @@ class Limits:
         self._usage: dict[str, Usage] = {}
         self._all = Usage()
 
-    def admit(self, key_id: str | None, num_bytes: int = 0, *, is_wait: bool = False) -> Admission:
+    def admit(self, project: str | None, num_bytes: int = 0, *, is_wait: bool = False) -> Admission:
         """Count a request until the context that is returned ends.
 
         Args:
-            key_id: Whose it is; None for a caller to which no bound of a key applies.
+            project: Whose it is; None for a caller to which no bound of a project applies.
             num_bytes: Size of its body, as far as known.
             is_wait: Whether it only waits.
 
         Raises:
-            RateLimitedError: If the key has too much in flight, or all keys together; nothing was
+            RateLimitedError: If the project has too much in flight, or all together; nothing was
                 counted.
         """
-        usage = (key_id is not None and self._usage.get(key_id)) or Usage()
-        if is_wait:
-            _check(self, usage, "waits", usage.num_waits + 1, self._settings.max_waits_per_key)
-            self._check_all("waits", self._all.num_waits + 1, self._settings.max_waits)
-        else:
-            _check(
-                self, usage, "requests", usage.num_requests + 1, self._settings.max_requests_per_key
-            )
-            self._check_all("requests", self._all.num_requests + 1, self._settings.max_requests)
-        if usage.num_bytes:
-            _check(
-                self, usage, "bytes", usage.num_bytes + num_bytes, self._settings.max_bytes_per_key
-            )
-        self._check_all("bytes", self._all.num_bytes + num_bytes, self._settings.max_bytes)
-        if key_id is not None:
-            self._usage[key_id] = usage
+        usage = (project is not None and self._usage.get(project)) or Usage()
+        is_bound = project is not None
+        self._check("waits" if is_wait else "requests", usage, 1, is_bound=is_bound)
+        self._check("bytes", usage, num_bytes, is_bound=is_bound and usage.num_bytes > 0)
+        if project is not None:
+            self._usage[project] = usage
         for counted in (usage, self._all):
             if is_wait:
                 counted.num_waits += 1
@@ -125,26 +121,23 @@ class Limits:
         if not is_wait:
             RPC_REQUESTS_IN_FLIGHT.inc()
         RPC_BYTES_IN_FLIGHT.inc(num_bytes)
-        return Admission(self, key_id, usage, num_bytes, is_wait)
+        return Admission(self, project, usage, num_bytes, is_wait)
 
-    def usage_of(self, key_id: str) -> Usage:
-        """Return what a key has in flight."""
-        return self._usage.get(key_id) or Usage()
+    def usage_of(self, project: str) -> Usage:
+        """Return what a project has in flight."""
+        return self._usage.get(project) or Usage()
 
     @property
-    def num_keys(self) -> int:
-        """Number of keys that are remembered: those with something in flight."""
+    def num_projects(self) -> int:
+        """Number of projects that are remembered: those with something in flight."""
         return len(self._usage)
 
     def add_bytes(self, admission: Admission, num_bytes: int) -> None:
         """Count more bytes of an admitted request; see `Admission.add_bytes`."""
         usage = admission.usage
-        if usage.num_bytes > admission.num_bytes:
-            # Others of this key are in flight; alone, a request may be as large as requests may be.
-            _check(
-                self, usage, "bytes", usage.num_bytes + num_bytes, self._settings.max_bytes_per_key
-            )
-        self._check_all("bytes", self._all.num_bytes + num_bytes, self._settings.max_bytes)
+        # Alone, a request may be as large as requests may be.
+        has_others = admission.project is not None and usage.num_bytes > admission.num_bytes
+        self._check("bytes", usage, num_bytes, is_bound=has_others)
         usage.num_bytes += num_bytes
         self._all.num_bytes += num_bytes
         admission.num_bytes += num_bytes
@@ -153,14 +146,8 @@ class Limits:
     def add_tokens(self, admission: Admission, num_tokens: int) -> None:
         """Count tokens of an admitted request; see `Admission.add_tokens`."""
         usage = admission.usage
-        if usage.num_tokens > admission.num_tokens:
-            _check(
-                self,
-                usage,
-                "tokens",
-                usage.num_tokens + num_tokens,
-                self._settings.max_tokens_per_key,
-            )
+        has_others = usage.num_tokens > admission.num_tokens
+        self._check("tokens", usage, num_tokens, is_bound=has_others)
         usage.num_tokens += num_tokens
         admission.num_tokens += num_tokens
 
@@ -181,18 +168,42 @@ class Limits:
             RPC_REQUESTS_IN_FLIGHT.dec()
         usage.num_tokens -= admission.num_tokens
         RPC_BYTES_IN_FLIGHT.dec(admission.num_bytes)
-        if usage.is_idle and admission.key_id is not None:
-            self._usage.pop(admission.key_id, None)
+        if usage.is_idle and admission.project is not None:
+            self._usage.pop(admission.project, None)
 
-    def _check_all(self, what: str, wanted: int, limit: int) -> None:
-        if limit == 0 or wanted <= limit:
+    def _check(self, what: str, usage: Usage, added: int, *, is_bound: bool) -> None:
+        of_project, of_all = getattr(usage, f"num_{what}"), getattr(self._all, f"num_{what}")
+        limit: int = getattr(self._settings, f"max_{what}_per_project")
+        # Tokens are bounded by project alone.
+        limit_of_all: int = getattr(self._settings, f"max_{what}", 0)
+        if limit_of_all and of_all + added > limit_of_all:
+            raise self._refusal(
+                f"the server has too many {what} in flight: {of_all + added} with this request, "
+                f"{limit_of_all} allowed",
+                self._all,
+                f"{what} of all projects",
+                limit_of_all,
+            )
+        if not is_bound or not of_project:
             return
-        RPC_LIMITED.labels(f"{what} of all keys").inc()
-        raise RateLimitedError(
-            f"the server has too many {what} in flight: {wanted} with this request, {limit} "
-            "allowed; send it again when others have ended",
-            retry_after_s=self.delay_s(self._all),
-            what=f"{what} of all keys",
+        if limit_of_all:
+            part = _TIMES_FREE * (limit_of_all - of_all)
+            limit = min(limit, part) if limit else part
+        if limit and of_project + added > limit:
+            raise self._refusal(
+                f"this project has too many {what} in flight: {of_project + added} with this "
+                f"request, {limit} allowed",
+                usage,
+                what,
+                limit,
+            )
+
+    def _refusal(self, problem: str, usage: Usage, what: str, limit: int) -> RateLimitedError:
+        RPC_LIMITED.labels(what).inc()
+        return RateLimitedError(
+            f"{problem}; send it again when others have ended",
+            retry_after_s=self.delay_s(usage),
+            what=what,
             limit=limit,
         )
 
@@ -200,7 +211,7 @@ class Limits:
         """Return when a place is likely free: the mean time between the last ends."""
         if len(usage.ends_s) < 2:
             return _DEFAULT_DELAY_S
-        # Up to now, not to the last end: a key whose requests hang is told to wait longer.
+        # Up to now, not to the last end: a project whose requests hang is told to wait longer.
         mean_s = (self._clock() - usage.ends_s[0]) / (len(usage.ends_s) - 1)
         return min(max(mean_s, _MIN_DELAY_S), _MAX_DELAY_S)
 
@@ -210,7 +221,7 @@ class Admission:
     """A request that was let in; counted until it leaves this context, unless it is kept."""
 
     _limits: Limits
-    key_id: str | None
+    project: str | None
     usage: Usage
     num_bytes: int
     is_wait: bool
@@ -242,7 +253,7 @@ class Admission:
         """Count bytes as they arrive.
 
         Raises:
-            RateLimitedError: If the key has too many in flight; these were not counted.
+            RateLimitedError: If the project has too many in flight; these were not counted.
         """
         self._limits.add_bytes(self, num_bytes)
 
@@ -250,19 +261,6 @@ class Admission:
         """Count tokens once they are known, before the work that they cost.
 
         Raises:
-            RateLimitedError: If the key has too many in flight; these were not counted.
+            RateLimitedError: If the project has too many in flight; these were not counted.
         """
         self._limits.add_tokens(self, num_tokens)
-
-
-def _check(limits: Limits, usage: Usage, what: str, wanted: int, limit: int) -> None:
-    if limit == 0 or wanted <= limit:
-        return
-    RPC_LIMITED.labels(what).inc()
-    raise RateLimitedError(
-        f"this key has too many {what} in flight: {wanted} with this request, {limit} allowed; "
-        "send it again when others have ended",
-        retry_after_s=limits.delay_s(usage),
-        what=what,
-        limit=limit,
-    )

@@ -63,7 +63,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         domain: The `ErrorInfo.domain` of this pod, such as `trainer.tinsmith`.
         authenticator: Finds the caller of each call but health checks.
         limits: Of what is in flight. One key of a pod acts for every project, so that only the
-            bounds of all keys together hold for pods.
+            bounds of all together hold for pods.
         reader: Reads requests.
     """
 
@@ -121,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         Raises:
             RateLimitedError: If too much is in flight.
         """
-        return self._limits.admit(None if caller.is_pod else caller.key_id)
+        return self._limits.admit(None if caller.is_pod else caller.tenant)
 
     async def read(
         self,
@@ -198,9 +198,9 @@ class _Call:
     def wrap(self, handler: Handler) -> Handler:
         """Return a handler that takes bytes and answers as the given one."""
         if handler.request_deserializer is not None:
-            self._decode = handler.request_deserializer
+            decode: Any = handler.request_deserializer
             # Generated stubs decode by a method of the message's class.
-            self._request = handler.request_deserializer.__self__
+            self._decode, self._request = decode, decode.__self__
         serve: Any
         if handler.stream_stream is not None:
             self._serve, serve = handler.stream_stream, self._serve_stream

@@ -23,7 +23,7 @@ MAX_SAMPLER_PARTS = 2**14
 _SAMPLER_PREFIX = "/tinsmith.v1.SamplerService/"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_MORE, _MAX_SHIFT = 0x80, 63
+_MORE, _LAST_SHIFT = 0x80, 63
 
 Messages: TypeAlias = "dict[int, Messages]"
 """The fields of a message that hold messages, by number."""
@@ -136,7 +136,7 @@ def _read_varint(body: bytes, position: int) -> tuple[int, int]:
         if byte < _MORE:
             return value, position
         shift += 7
-        if shift > _MAX_SHIFT:
+        if shift > _LAST_SHIFT:
             raise _malformed("a number has more than 64 bits")
 
 

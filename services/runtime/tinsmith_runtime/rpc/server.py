@@ -48,12 +48,12 @@ class ServerConfig:
     """Limit of one request or response."""
     max_calls: int = 4096
     """Calls served at once, long polls among them; more are refused with RATE_LIMITED."""
-    max_calls_per_key: int = 3072
-    """Those of one key of a user, so that one key cannot take them all."""
+    max_calls_per_project: int = 3072
+    """Those of one project, so that one cannot take them all."""
     max_bytes: int = 2**30
     """Bytes of the requests in flight; more are refused with RATE_LIMITED."""
-    max_bytes_per_key: int = 2**29
-    """Those of one key of a user, which may always have one request in flight."""
+    max_bytes_per_project: int = 2**29
+    """Those of one project, which may always have one request in flight."""
     max_reads: int = 16
     """Requests read at once, each of which may be as large as a message; more wait."""
     read_timeout_s: float = 300.0
@@ -76,9 +76,9 @@ class ServerConfig:
             "drain_timeout_s",
             "max_message_bytes",
             "max_calls",
-            "max_calls_per_key",
+            "max_calls_per_project",
             "max_bytes",
-            "max_bytes_per_key",
+            "max_bytes_per_project",
             "max_reads",
             "read_timeout_s",
             "max_connection_idle_s",
@@ -98,8 +98,8 @@ class ServerConfig:
     def limits(self) -> LimitSettings:
         """Return what may be in flight."""
         return LimitSettings(
-            max_requests_per_key=self.max_calls_per_key,
-            max_bytes_per_key=self.max_bytes_per_key,
+            max_requests_per_project=self.max_calls_per_project,
+            max_bytes_per_project=self.max_bytes_per_project,
             max_requests=self.max_calls,
             max_bytes=self.max_bytes,
         )
