@@ -77,7 +77,7 @@ class Caller:
 
     @property
     def tenant(self) -> str:
-        """Who shares the bounds of the call: all keys of a project."""
+        """The party that shares the bounds of the call: all keys of a project."""
         return self.project or self.key_id
 
     @property

@@ -1,9 +1,9 @@
 """How much one project, and all together, may have in flight: requests, waits, bytes, tokens.
 
-A project has any number of keys, so its keys share its bounds. Who asks for more is told when to
-come again; nothing is queued here, so that no project can fill a queue which others wait in. Waits
-(long polls, heartbeats) are counted apart: a thousand of them cost less than one batch, and a
-client that holds many futures must still get its next request through.
+A project has any number of keys, so its keys share its bounds. A caller that asks for more is told
+when to come again; nothing is queued here, so that no project can fill a queue which others wait
+in. Waits (long polls, heartbeats) are counted apart: a thousand of them cost less than one batch,
+and a client that holds many futures must still get its next request through.
 
 A project with nothing in flight is admitted, whatever the size: a single request is bounded by the
 limits of a request, and one that is larger than its project's share would otherwise never be
