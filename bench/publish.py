@@ -32,6 +32,7 @@ from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine, Ticket
+from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.trainer_protocol import (
@@ -119,7 +120,7 @@ async def _measure(folder: Path, size: str, num_repeats: int) -> list[report.Row
             base_models=f"{BASE_MODEL}={model}",
         )
         listener = EngineListener(lambda _: None, lambda: None)
-        engine = EmbeddedEngines(host).engines(config, listener)[BASE_MODEL]
+        engine = EmbeddedEngines(host).engines(config, listener, FormTrials())[BASE_MODEL]
         decoding = [asyncio.create_task(_decode(engine, seed)) for seed in range(NUM_SEQUENCES)]
         try:
             with tinsmith.Client(pods.scheduler_address, pods.api_key) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -22,7 +23,8 @@ from tinsmith.text.tool_notations import (
 )
 from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_sampler.grammars import Grammars
+from tinsmith_sampler.forms.grammars import Grammars
+from tinsmith_sampler.forms.trials import FormTrials
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
 END = "<|im_end|>"
@@ -41,6 +43,14 @@ FORMATS = {
 NUM_SAMPLES = 40
 MAX_TOKENS = 400
 
+TRIALS = FormTrials()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_trials() -> Iterator[None]:
+    yield
+    TRIALS.close()
+
 
 class Writer:
     """Draws tokens at random, as far as a form lets them through."""
@@ -57,7 +67,7 @@ class Writer:
         add = self._tokenizer.add_special_tokens if are_special else self._tokenizer.add_tokens
         add(list(MARKS))
         (folder / "tokenizer.json").write_text(self._tokenizer.to_str())
-        self._grammars = Grammars(folder, len(names), [0])
+        self._grammars = Grammars(TRIALS, folder, len(names), [0])
         self._vocab_size = len(names)
 
     async def draw(self, form: object, seed: int, *, marks: float = 1.0) -> str | None:
@@ -163,7 +173,7 @@ async def test_what_is_no_structural_tag_is_refused(
     tmp_path: Path, source: str, words: str
 ) -> None:
     Writer(tmp_path, are_special=False)
-    grammars = Grammars(tmp_path, 262, [0])
+    grammars = Grammars(TRIALS, tmp_path, 262, [0])
     with pytest.raises(InvalidFieldError, match=words):
         await grammars.get(OutputFormat("structural_tag", source))
 

@@ -149,7 +149,7 @@ CLUSTER = Dashboard(
                         Query(
                             rate(f"{GATEWAY}_rerouted_calls_total"), "calls sent to a second pod"
                         ),
-                        Query(rate(f"{GATEWAY}_confined_ends_total"), "confined processes ended"),
+                        Query(rate("tinsmith_confined_ends_total"), "confined processes ended"),
                         Query(
                             total(f"{GATEWAY}_pending_samples"),
                             "samples that Tinker clients wait for",

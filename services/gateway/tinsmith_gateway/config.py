@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinsmith_gateway.tokenizing.confined_process import Confinement
 from tinsmith_runtime.config import parse_models, require_positive
+from tinsmith_runtime.confined.process import Confinement
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import DatabaseConfig, ListenConfig
 from tinsmith_runtime.rpc.in_flight import LimitSettings

@@ -49,7 +49,3 @@ REFUSED_CONNECTIONS = Counter(
     "Connections that were dropped before a request, by reason.",
     ["reason"],
 )
-CONFINED_ENDS = Counter(
-    "tinsmith_gateway_confined_ends_total",
-    "Confined processes that were ended for their time or memory, or crashed.",
-)

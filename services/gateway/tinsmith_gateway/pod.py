@@ -19,11 +19,11 @@ from tinsmith_gateway.serving.port_multiplexer import Front, FrontSettings, bind
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker import TinkerWire
-from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses
 from tinsmith_gateway.upstream.episode_keys import EpisodeKeys
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
+from tinsmith_runtime.confined.process import ConfinedProcesses
 from tinsmith_runtime.observability.metrics import MetricsServer
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import Caller

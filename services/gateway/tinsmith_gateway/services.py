@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.serving.shutdown import Drain
-from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses
 from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_runtime.confined.process import ConfinedProcesses
 from tinsmith_runtime.rpc.in_flight import Limits
 from tinsmith_runtime.sql import Database
 

@@ -38,7 +38,8 @@ from tinsmith_sampler.engine_protocol import (
     SamplingEngine,
     Ticket,
 )
-from tinsmith_sampler.grammars import Grammars
+from tinsmith_sampler.forms.grammars import Grammars
+from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
     KV_CACHE_USED_BYTES,
@@ -67,6 +68,7 @@ class EmbeddedEngine:
         cache_bytes: Memory of their keys and values.
         note_outdated: Is told, on the engine's thread, of a run that has newer weights than a
             request that follows it.
+        trials: Tries forms before they are compiled here.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class EmbeddedEngine:
         max_sequences: int,
         cache_bytes: int,
         note_outdated: Callable[[str], None],
+        trials: FormTrials,
     ) -> None:
         self._host = host
         self._engine = host.engine(base_model)
@@ -92,7 +95,7 @@ class EmbeddedEngine:
         directory = host.directories[base_model]
         self._layouts: dict[AdapterConfig, ParameterLayout] = {}
         self._grammars = Grammars(
-            directory, self._engine.info.vocab_size, read_stop_token_ids(directory)
+            trials, directory, self._engine.info.vocab_size, read_stop_token_ids(directory)
         )
         host.thread.add_stepper(self._step, self._fail_all)
 
@@ -123,7 +126,8 @@ class EmbeddedEngine:
         """
         form = ticket.request.output_format
         if form is not None:
-            grammar = await self._grammars.get(form)
+            project = ticket.request.cache_scope
+            grammar = await self._grammars.get(form, project=project)
             ticket.request = dataclasses.replace(ticket.request, constraint=grammar)
         await self._host.call(self._add, ticket)
 
@@ -292,7 +296,7 @@ class EmbeddedEngines:
         return self.host.directories
 
     def engines(
-        self, config: SamplerConfig, listener: EngineListener
+        self, config: SamplerConfig, listener: EngineListener, trials: FormTrials
     ) -> Mapping[str, SamplingEngine]:
         """Return an engine for each base model."""
         return {
@@ -302,6 +306,7 @@ class EmbeddedEngines:
                 max_sequences=config.max_concurrent_sequences,
                 cache_bytes=config.cache_bytes,
                 note_outdated=listener.note_outdated,
+                trials=trials,
             )
             for name in self.host.engines
         }

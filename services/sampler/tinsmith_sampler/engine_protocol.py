@@ -19,6 +19,7 @@ from tinsmith_engine import AdapterConfig, Published, SampledSequence, SampleReq
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.token_stream import TokenFeed
 
 
@@ -188,12 +189,13 @@ class EngineSource(Protocol):
         ...
 
     def engines(
-        self, config: SamplerConfig, listener: EngineListener
+        self, config: SamplerConfig, listener: EngineListener, trials: FormTrials
     ) -> Mapping[str, SamplingEngine]:
         """Return an engine for each base model; called once.
 
         Args:
             config: Settings of the pod.
             listener: Is told of the engines.
+            trials: Tries forms before an engine of this process compiles them.
         """
         ...

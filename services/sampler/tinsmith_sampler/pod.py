@@ -17,6 +17,7 @@ from tinsmith_runtime.rpc.usage_reporter import UsageReporter
 from tinsmith_runtime.usage import BudgetGate
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import EngineListener, EngineSource
+from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
@@ -55,7 +56,8 @@ class SamplerPod(WorkerPod):
         self._trainers = TrainerClient(self._credentials)
         self._store = storage.open(config.storage_uri)
         listener = EngineListener(lambda run: follower.note_outdated(run), self._note_failed)
-        engines = source.engines(config, listener)
+        self._trials = FormTrials()
+        engines = source.engines(config, listener, self._trials)
         weights = WeightSource(
             engines,
             self._store,
@@ -104,6 +106,7 @@ class SamplerPod(WorkerPod):
     async def _close(self) -> None:
         await self._usage_reporter.stop()
         await self._trainers.close()
+        await asyncio.to_thread(self._trials.close)
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(

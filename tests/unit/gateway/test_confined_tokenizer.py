@@ -20,10 +20,10 @@ from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.rendering import Conversation, render
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
-from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses, Confinement
 from tinsmith_gateway.tokenizing.confined_tokenizer import MAX_TEMPLATE_BYTES, ConfinedTokenizer
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer, ModelTokenizer
 from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_runtime.confined.process import ConfinedProcesses, Confinement
 from tinsmith_runtime.errors import (
     FailedPreconditionError,
     InvalidFieldError,

@@ -11,8 +11,8 @@ from tests.fakes.scripted_sampler import tokenizer_files
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
-from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses, Confinement
 from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_runtime.confined.process import ConfinedProcesses, Confinement
 from tinsmith_runtime.errors import FailedPreconditionError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.permissions import KeyRole

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tinsmith_sampler.schema_bounds import MAX_MULTIPLE, check_multiples
-from tinsmith_sampler.structural_tags import to_lark
+from tinsmith_sampler.forms.schema_bounds import MAX_MULTIPLE, check_multiples
+from tinsmith_sampler.forms.structural_tags import to_lark
 
 _MANY = [{"multipleOf": number} for number in (97, 101, 103)]
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
-from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses
 from tinsmith_gateway.tokenizing.confined_tokenizer import ConfinedTokenizer
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer, ModelTokenizer
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
+from tinsmith_runtime.confined.process import ConfinedProcesses
 from tinsmith_runtime.errors import FailedPreconditionError
 from tinsmith_runtime.tokenizer_files import digest_of
 

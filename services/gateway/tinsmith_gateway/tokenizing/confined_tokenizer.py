@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tinsmith_gateway.tokenizing.confined_process import (
+from tinsmith_runtime.confined.process import (
     ConfinedProcess,
     ConfinedProcesses,
     RefusedByWorkError,
+    WorkEndedError,
 )
 from tinsmith_runtime.errors import FailedPreconditionError, RateLimitedError
 
@@ -47,7 +48,7 @@ class ConfinedTokenizer:
             raise FailedPreconditionError(
                 "the tokenizer of this model is no text; use the native API"
             ) from error
-        self._process = ConfinedProcess(_WORKER, {"files": texts}, processes)
+        self._process = ConfinedProcess(_WORKER, {"files": texts}, processes, work="tokenizer")
         self._executor = ThreadPoolExecutor(1, "confined-tokenizer")
         self._num_waiting = 0
         try:
@@ -150,3 +151,7 @@ class ConfinedTokenizer:
             return self._process.call({"method": method, **fields})
         except RefusedByWorkError as error:
             raise FailedPreconditionError(str(error)) from error
+        except WorkEndedError as error:
+            raise FailedPreconditionError(
+                f"the tokenizer of this model {error}; mend its template or its files"
+            ) from error

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from tinsmith_gateway.tokenizing.confined_worker import Handle, serve
 from tinsmith_gateway.tokenizing.model_tokenizer import ModelTokenizer
+from tinsmith_runtime.confined.worker import Handle, serve
 
 _MAX_DECODERS = 16
 

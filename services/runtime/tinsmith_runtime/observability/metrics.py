@@ -56,6 +56,11 @@ STORE_REQUEST_SECONDS = Histogram(
     ["operation", "outcome"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
+CONFINED_ENDS = Counter(
+    "tinsmith_confined_ends_total",
+    "Confined processes that were ended for their time or memory, or crashed, by their work.",
+    ["work"],
+)
 STORE_BYTES = Counter(
     "tinsmith_object_store_bytes_total",
     "Bytes of objects that were `read` from the object store and `written` to it.",

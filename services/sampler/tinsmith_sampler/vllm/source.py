@@ -17,6 +17,7 @@ from tinsmith_runtime.errors import CheckpointIncompatibleError
 from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine
+from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
 from tinsmith_sampler.vllm.process import Interpreter
@@ -74,6 +75,7 @@ class VllmEngines:
         self,
         config: SamplerConfig,  # noqa: ARG002 - they were started with it
         listener: EngineListener,
+        trials: FormTrials,  # noqa: ARG002 - vLLM compiles forms in its own processes
     ) -> Mapping[str, SamplingEngine]:
         """Return the engines; vLLM follows no run, so that nothing is told of newer weights."""
         for engine in self.started.values():

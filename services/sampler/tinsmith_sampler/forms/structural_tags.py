@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinsmith_sampler.schema_bounds import check_multiples
+from tinsmith_sampler.forms.schema_bounds import check_multiples
 
 _TEXT = "TEXT"
 

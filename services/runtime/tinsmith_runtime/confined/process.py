@@ -21,18 +21,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinsmith_gateway.metrics import CONFINED_ENDS
-from tinsmith_gateway.tokenizing.framing import HEAD_BYTES
-from tinsmith_runtime.errors import (
-    FailedPreconditionError,
-    RateLimitedError,
-    WorkerUnavailableError,
-)
+from tinsmith_runtime.confined.framing import HEAD_BYTES
+from tinsmith_runtime.errors import RateLimitedError, WorkerUnavailableError
+from tinsmith_runtime.observability.metrics import CONFINED_ENDS
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest answer of a confined process."""
 _READ_BYTES = 2**16
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 60.0
+_FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 60.0
+"""Longest pause before a process that fails again and again begins anew."""
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 
 
@@ -55,6 +53,10 @@ class Confinement:
 
 class RefusedByWorkError(Exception):
     """The work itself refused the request, and the process goes on."""
+
+
+class WorkEndedError(Exception):
+    """The process was ended for its time or memory, or crashed; the text says so."""
 
 
 class ConfinedProcesses:
@@ -83,8 +85,7 @@ class ConfinedProcesses:
                     del self._running[other]
             if len(self._running) >= self.confinement.max_processes:
                 raise RateLimitedError(
-                    "all processes for tokenizers of jobs' own models are at work; send the "
-                    "request again",
+                    "all confined processes of the pod are at work; send the request again",
                     what="confined processes",
                     limit=self.confinement.max_processes,
                 )
@@ -114,6 +115,9 @@ class ConfinedProcess:
         module: Runs `confined_worker.serve`.
         first: The first request, which each new process is sent.
         processes: Bounds the number of processes.
+        work: What it does, for the metric of those that ended.
+        max_pause_s: Longest pause before it begins anew; 0 for none, where a failure is the fault
+            of one request and says nothing of the next.
         clock: Monotonic seconds.
     """
 
@@ -123,11 +127,15 @@ class ConfinedProcess:
         first: Mapping[str, Any],
         processes: ConfinedProcesses,
         *,
+        work: str,
+        max_pause_s: float = MAX_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._module = module
         self._first = json.dumps(first).encode()
         self._processes = processes
+        self._work = work
+        self._max_pause_s = max_pause_s
         self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,7 +147,7 @@ class ConfinedProcess:
 
         Raises:
             RefusedByWorkError: If the work itself refuses it.
-            FailedPreconditionError: If it took too much time or memory, or crashed.
+            WorkEndedError: If it took too much time or memory, or crashed.
             RateLimitedError: If too many processes are at work.
             WorkerUnavailableError: If it failed a moment ago.
         """
@@ -175,7 +183,7 @@ class ConfinedProcess:
     def _begin(self) -> None:
         if self._clock() < self._not_before_s:
             raise WorkerUnavailableError(
-                "the tokenizer of this model has just failed; send the request again later",
+                f"the {self._work} has just failed; send the request again later",
                 retry_after_s=self._not_before_s - self._clock(),
             )
         self._end()
@@ -206,13 +214,12 @@ class ConfinedProcess:
             self._end()
             self._processes.leave(self)
             self._num_failures += 1
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_failures - 1), _MAX_PAUSE_S)
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_failures - 1), self._max_pause_s)
             self._not_before_s = self._clock() + pause_s
-            CONFINED_ENDS.inc()
-            confinement = self._processes.confinement
-            raise FailedPreconditionError(
-                f"the tokenizer of this model took more than {timeout_s:g} s or "
-                f"{confinement.memory_bytes} bytes, or it crashed; mend its template or its files"
+            CONFINED_ENDS.labels(self._work).inc()
+            raise WorkEndedError(
+                f"took more than {timeout_s:g} s or {self._processes.confinement.memory_bytes} "
+                "bytes, or it crashed"
             ) from error
         if "refusal" in answer:
             raise RefusedByWorkError(str(answer["refusal"]))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tinsmith_gateway.tokenizing.framing import HEAD_BYTES
+from tinsmith_runtime.confined.framing import HEAD_BYTES
 
 _MAX_FILES = 64
 

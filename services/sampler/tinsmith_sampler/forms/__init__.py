@@ -1,0 +1,3 @@
+"""Forms of answers: schemas, regular expressions and tags as masks of tokens."""
+
+from __future__ import annotations

@@ -1,0 +1,147 @@
+"""Forms of answers as token masks: JSON schemas, regular expressions, tags; by llguidance.
+
+A form is compiled once, aside of the engine, and kept; each sample follows a copy. What a caller
+sends may be hostile. So its length is bounded, and a confined process tries it first: one that
+takes too long, or too much memory, is refused there. Projects take turns at it. Forms are kept
+within a number and a size. Masks are computed on a thread of their own while the model reads the
+token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import llguidance
+import numpy as np
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from tinsmith_engine.sampling.output_constraint import RowConstraint
+from tinsmith_engine.sampling.sample_request import OutputFormat
+from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.shielded import see_through
+from tinsmith_sampler.forms.compiler import FormCompiler
+from tinsmith_sampler.forms.trials import MAX_TRIED, FormTrials
+
+MAX_KEPT_GRAMMARS = 256
+"""Compiled forms of a base model; those used longest ago go first."""
+MAX_KEPT_GRAMMAR_BYTES = 2**22
+"""Their sources together."""
+_FIELD = "params.output_format"
+# A mask waits for nothing but itself: more threads would take the model's own.
+_MASKS = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
+_COMPILER = ThreadPoolExecutor(MAX_TRIED, thread_name_prefix="grammar-compiler")
+
+
+class Grammar:
+    """A compiled form.
+
+    Args:
+        matcher: At its beginning; never moved.
+        vocab_size: Of the model.
+        end_tokens: What ends an answer.
+    """
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, vocab_size: int, end_tokens: frozenset[int]
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._end_tokens = end_tokens
+
+    def begin(self) -> RowConstraint:
+        """Return what follows a new sample."""
+        return _Row(self._matcher.deep_copy(), self._vocab_size, self._end_tokens)
+
+
+class _Row:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, vocab_size: int, end_tokens: frozenset[int]
+    ) -> None:
+        self._matcher = matcher
+        self._end_tokens = end_tokens
+        self._words = allocate_token_bitmask(1, vocab_size)
+        self._has_ended = False
+        self._work: Future[bool] = _MASKS.submit(self._fill)
+
+    def words(self) -> NDArray[np.int32] | None:
+        return self._words[0] if self._work.result() else None
+
+    def note(self, token: int) -> None:
+        if token in self._end_tokens:
+            self._has_ended = True
+        else:
+            self._work = _MASKS.submit(self._follow, token)
+
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def _follow(self, token: int) -> bool:
+        return bool(self._matcher.consume_token(token)) and self._fill()
+
+    def _fill(self) -> bool:
+        fill_next_token_bitmask(self._matcher, self._words, 0)
+        # Without any token the vocabulary cannot spell what has to come.
+        return not self._matcher.is_error() and bool(self._words.any())
+
+
+class Grammars:
+    """Compiled forms for one base model.
+
+    Args:
+        trials: Of the pod.
+        directory: Of the model, with its tokenizer.
+        vocab_size: Of the model.
+        end_tokens: What ends a turn of it.
+    """
+
+    def __init__(
+        self, trials: FormTrials, directory: Path, vocab_size: int, end_tokens: Sequence[int]
+    ) -> None:
+        self._trials = trials
+        self._of_model = trials.of_model(directory, vocab_size, end_tokens)
+        self._compiler = FormCompiler(directory, vocab_size, end_tokens)
+        self._vocab_size = vocab_size
+        self._end_tokens = frozenset(end_tokens)
+        self._kept: OrderedDict[OutputFormat, Grammar] = OrderedDict()
+        self._num_bytes = 0
+
+    async def get(self, form: OutputFormat, *, project: str = "") -> Grammar:
+        """Return a form, compiled if it is not known.
+
+        Args:
+            form: What answers have to keep.
+            project: Whose it is; the forms of one project are compiled one after another.
+
+        Raises:
+            InvalidFieldError: If it is no such form, or takes too much to compile or to follow.
+        """
+        kept = self._kept.get(form)
+        if kept is None:
+            # A caller that leaves does not end what has begun, nor give its place away.
+            return await see_through(self._add(form, project))
+        self._kept.move_to_end(form)
+        return kept
+
+    async def _add(self, form: OutputFormat, project: str) -> Grammar:
+        async with self._trials.hold(project):
+            if form in self._kept:
+                return self._kept[form]
+            loop = asyncio.get_running_loop()
+            try:
+                await self._of_model.check(form.kind, form.source)
+                matcher = await loop.run_in_executor(
+                    _COMPILER, self._compiler.compile, form.kind, form.source
+                )
+            except ValueError as error:
+                raise InvalidFieldError(_FIELD, str(error)) from error
+        grammar = self._kept[form] = Grammar(matcher, self._vocab_size, self._end_tokens)
+        self._num_bytes += form.num_bytes
+        while len(self._kept) > MAX_KEPT_GRAMMARS or self._num_bytes > MAX_KEPT_GRAMMAR_BYTES:
+            dropped, _ = self._kept.popitem(last=False)
+            self._num_bytes -= dropped.num_bytes
+        return grammar
