@@ -297,10 +297,14 @@ def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
         "checkpoint": {"uri": "s3://mine/store", "secretRef": {"name": "mine"}},
     }
     owner = owner_of(spec)
-    without = dataclasses.replace(DEPLOYMENT, storage_secret="")
-    trainer = make_pod(owner, owner.assignments[0], without)
+    deployment = dataclasses.replace(DEPLOYMENT, storage_secret="s3", service_account="jobs")
+    trainer = make_pod(owner, owner.assignments[0], deployment)
 
+    # Where the author's Secret has no keys, the deployment's identity does not sign instead.
     assert "envFrom" not in container(trainer)
+    assert "serviceAccountName" not in trainer["spec"]
+    variables = {entry["name"]: entry.get("value") for entry in container(trainer)["env"]}
+    assert variables["TINSMITH_S3_CREDENTIALS"] == "environment"
     reference = {"name": "mine", "key": "AWS_ACCESS_KEY_ID", "optional": True}
     assert env_of(trainer)["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": reference}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.pod import main
 from tinsmith_runtime.pod.main import run_pod
 
 
@@ -29,6 +30,8 @@ async def _refuse(settings: Settings) -> None:
 def kept_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The pod configures the root logger; the tests after this one want theirs."""
     monkeypatch.setattr(sys, "argv", ["pod"])
+    # What a process gives up it never gets back.
+    monkeypatch.setattr(main, "IS_LINUX", False)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -74,6 +77,7 @@ def test_a_termination_log_that_can_not_be_written_hides_nothing(
 _ABORTS = """
 import os
 from dataclasses import dataclass
+from tinsmith_runtime.pod import main
 from tinsmith_runtime.pod.main import run_pod
 
 @dataclass(frozen=True)
@@ -95,3 +99,32 @@ def test_a_pod_that_native_code_aborts_leaves_its_stacks() -> None:
     assert done.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in done.stderr
     assert "in compute" in done.stderr
+
+
+_POD = """
+import asyncio, os, sys
+from dataclasses import dataclass
+from pathlib import Path
+from tinsmith_runtime.pod.main import run_pod
+
+@dataclass(frozen=True)
+class Settings:
+    port: int = 1
+
+async def serve(settings):
+    print(os.stat("/proc/self/environ").st_uid)
+    print([line for line in open("/proc/self/status") if line.startswith("NoNewPrivs")])
+
+if os.getuid() == 0:
+    os.setuid(65534)
+sys.exit(run_pod("scheduler", Settings, serve))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_others_of_its_user_do_not_see_the_variables_of_a_pod() -> None:
+    """What is hidden belongs to root; the programs of a pod have no more rights than it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _POD], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "0\n['NoNewPrivs:\\t1\\n']\n"

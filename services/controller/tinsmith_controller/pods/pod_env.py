@@ -166,9 +166,15 @@ def _store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
     """Return the credentials of a job's own store, one by one.
 
     Its author writes the Secret, so that it must not become variables under names of its choice.
+    Where it has no keys, no other identity of the pod signs what goes to the author's store.
     """
     secret = spec.checkpoint.secret if isinstance(spec, JobSpec) else ""
-    return [_secret(name, secret, name, optional=True) for name in _STORE_VARIABLES if secret]
+    if not secret:
+        return []
+    return [
+        _value("TINSMITH_S3_CREDENTIALS", "environment"),
+        *(_secret(name, secret, name, optional=True) for name in _STORE_VARIABLES),
+    ]
 
 
 def _hub_env(model: Model) -> list[dict[str, Any]]:

@@ -90,9 +90,10 @@ def make_pod(
         "volumes": volumes_of(owner, role, deployment),
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
-    # An account may be an identity at the object store, which no program of an author's gets.
-    # An environment pod runs such programs.
-    if deployment.service_account and role.kind in SERVER_KINDS - {ENVIRONMENT}:
+    # An account may be an identity at the object store, which no program of an author's gets, and
+    # no store of an author's. An environment pod runs such programs.
+    has_account = role.kind in SERVER_KINDS - {ENVIRONMENT} and not _has_own_store(owner)
+    if deployment.service_account and has_account:
         pod["serviceAccountName"] = deployment.service_account
     if deployment.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]
@@ -275,10 +276,13 @@ def _container(
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
         container |= _probes(port, deployment)
-    is_own = isinstance(owner.spec, JobSpec) and owner.spec.checkpoint.secret
-    if deployment.storage_secret and not is_own and role.kind in MODEL_KINDS:
+    if deployment.storage_secret and not _has_own_store(owner) and role.kind in MODEL_KINDS:
         container["envFrom"] = [{"secretRef": {"name": deployment.storage_secret}}]
     return container
+
+
+def _has_own_store(owner: WorkloadContext) -> bool:
+    return isinstance(owner.spec, JobSpec) and bool(owner.spec.checkpoint.secret)
 
 
 def _image(role: Role) -> str:

@@ -13,16 +13,21 @@ import ctypes
 import logging
 import os
 import resource
-import sys
 from dataclasses import asdict, dataclass
+
+from tinsmith_runtime.process_control import (
+    IS_LINUX,
+    gain_no_privileges,
+    hide,
+    libc,
+    prctl,
+)
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
@@ -37,7 +42,6 @@ _LANDLOCK_SCOPES = 1 | 2
 _SIGKILL = 9
 _OOM_SCORE_PATH = "/proc/self/oom_score_adj"
 _OOM_FIRST = "1000"
-_IS_LINUX = sys.platform == "linux"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +76,13 @@ def guard_pod(*, has_own_users: bool) -> None:
     Raises:
         OSError: If the kernel refuses.
     """
-    if not _IS_LINUX:
+    if not IS_LINUX:
         logger.warning("workers are not confined: the system is not Linux")
         return
     if not (has_own_users or has_signal_scope()):
         logger.warning("workers may send signals to the pod: set worker_uid_base")
     hide()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def allow_open_files(number: int) -> None:
@@ -117,15 +121,15 @@ def confine(limits: ProcessLimits, *, has_own_user: bool, is_fork_server: bool =
     ):
         if value:
             _limit(kind, value)
-    if not _IS_LINUX:
+    if not IS_LINUX:
         return
     be_first_out_of_memory()
     if not is_fork_server:
         # All that it starts stays below it, whatever session that opens.
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
     end_with_parent()
     _drop_capabilities()
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    gain_no_privileges()
     if has_signal_scope():
         _keep_signals()
     # Workers of two projects may have one user.
@@ -152,24 +156,15 @@ def end_with_parent() -> None:
     Raises:
         OSError: If the kernel refuses.
     """
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-
-
-def hide() -> None:
-    """Close the memory and the files of this process to others of its user.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
-    _prctl(_PR_SET_DUMPABLE, 0)
+    prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 def has_signal_scope() -> bool:
     """Return whether the kernel can keep a worker from sending signals to others."""
-    if not _IS_LINUX:
+    if not IS_LINUX:
         return False
     size, flags = ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_VERSION)
-    version: int = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, size, flags)
+    version: int = libc().syscall(_LANDLOCK_CREATE_RULESET, None, size, flags)
     return version >= _LANDLOCK_SCOPE_ABI
 
 
@@ -182,8 +177,8 @@ def _keep_signals() -> None:
     # Rights of files, rights of networks, scopes.
     attributes = (ctypes.c_uint64 * 3)(0, 0, _LANDLOCK_SCOPES)
     size, flags = ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
-    ruleset = _libc().syscall(_LANDLOCK_CREATE_RULESET, attributes, size, flags)
-    if ruleset < 0 or _libc().syscall(_LANDLOCK_RESTRICT_SELF, ruleset, flags) != 0:
+    ruleset = libc().syscall(_LANDLOCK_CREATE_RULESET, attributes, size, flags)
+    if ruleset < 0 or libc().syscall(_LANDLOCK_RESTRICT_SELF, ruleset, flags) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"landlock: {os.strerror(number)}")
     os.close(ruleset)
@@ -195,13 +190,13 @@ def _drop_capabilities() -> None:
     A worker of root keeps `CAP_SETFCAP`, without which the kernel gives root no user namespace.
     It concerns files of its own, which root may mark as it likes anyway.
     """
-    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     if os.geteuid() == 0:
         for capability in range(_MAX_CAPABILITY + 1):
             if capability == _CAP_SETFCAP:
                 continue
             try:
-                _prctl(_PR_CAPBSET_DROP, capability)
+                prctl(_PR_CAPBSET_DROP, capability)
             except OSError:
                 # Past the last one that this kernel knows, or the pod itself may drop none.
                 break
@@ -209,10 +204,10 @@ def _drop_capabilities() -> None:
     # Effective, permitted and inheritable ones: the low words, then the high ones.
     held = (ctypes.c_uint32 * 6)()
     left = (ctypes.c_uint32 * 6)()
-    is_read = _libc().capget(header, held) == 0
+    is_read = libc().capget(header, held) == 0
     if os.geteuid() == 0:
         left[0] = left[1] = held[1] & (1 << _CAP_SETFCAP)
-    if not is_read or _libc().capset(header, left) != 0:
+    if not is_read or libc().capset(header, left) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"capabilities: {os.strerror(number)}")
 
@@ -223,13 +218,3 @@ def _limit(kind: int, value: int) -> None:
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(kind, (value, value))
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc().prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

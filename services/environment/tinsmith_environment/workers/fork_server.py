@@ -32,8 +32,8 @@ from tinsmith_environment.workers.confinement import (
     be_first_out_of_memory,
     confine,
     end_with_parent,
-    hide,
 )
+from tinsmith_runtime.process_control import hide
 
 MAX_MESSAGE_BYTES = 2**16
 _MAX_DESCRIPTORS = 2

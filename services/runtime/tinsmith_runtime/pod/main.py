@@ -21,6 +21,7 @@ from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.observability.logs import configure_logging
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.pod.settings_help import describe_settings
+from tinsmith_runtime.process_control import IS_LINUX, gain_no_privileges, hide
 from tinsmith_runtime.rpc.server import wait_for_signal
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ def run_pod(
     parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
     arguments = parser.parse_args()
     configure_logging(pod)
+    if IS_LINUX:
+        # Variables hold the keys of the pod, and a process that it starts may run strangers' work.
+        hide()
+        gain_no_privileges()
     # What native code aborts leaves the stacks of its threads in the log, and not only a number.
     faulthandler.enable(_STDERR)
     try:
