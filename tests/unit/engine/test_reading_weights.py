@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.files import hub_files
-from tinsmith_engine.files.hub_files import read_parameters
+from tinsmith_engine.files.hub_files import read_parameters, stored_tensors
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 
 LAYOUT = ParameterLayout([("a", (3, 5)), ("b", (7,))])
@@ -68,3 +68,11 @@ def test_an_index_that_promises_too_much_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointIncompatibleError, match="lacks tensor c"):
         read_parameters(tmp_path, layout, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors"])
+def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path: Path, file: str) -> None:
+    index = {"weight_map": {"a": file}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileRefusedError, match="no file beside it"):
+        stored_tensors(tmp_path)

@@ -17,7 +17,11 @@ from torch import Tensor
 
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.files.weight_files import TensorEntry, read_header_of
-from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
+from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
+    FileRefusedError,
+    ModelNotFoundError,
+)
 
 _CHUNK_NUMBERS = 16 << 20
 _DTYPES = {
@@ -112,6 +116,13 @@ def _stored_tensors(directory: Path) -> Mapping[str, Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"]
+        for file in sorted(set(files.values())):
+            if Path(file).name != file:
+                raise FileRefusedError(
+                    f"{index.name} names {file!r}, which is no file beside it; list the files of "
+                    "the model alone",
+                    file=index.name,
+                )
         found = {name: directory / file for name, file in files.items()}
         for file in sorted(set(found.values())):
             _check_readable(file, directory)

@@ -15,7 +15,7 @@ A scope keeps a project from finding out, by the time that its request takes, wh
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -127,11 +127,13 @@ class PromptCache:
         return self._kept[key].last_logits is not None
 
     def add(self, key: PromptKey, blocks: Sequence[int], last_logits: Tensor) -> None:
-        """Note that blocks hold a prompt; the least recently used one may be forgotten."""
+        """Note that blocks hold a prompt; of too many, the scope that has most forgets one."""
         self._keep(key, blocks, digests_of_blocks(key.tokens), last_logits)
         self._num_prompts += 1
         if self._num_prompts > self._max_prompts:
-            self._forget(next(filter(self._is_prompt, self._kept)))
+            prompts = list(filter(self._is_prompt, self._kept))
+            [(fullest, _)] = Counter(each.scope for each in prompts).most_common(1)
+            self._forget(next(each for each in prompts if each.scope == fullest))
 
     def add_beginning(
         self, scope: str, weights: Published | None, tokens: Sequence[int], blocks: Sequence[int]
