@@ -17,10 +17,17 @@ import grpc.aio
 import httpx
 import pytest
 import pytest_asyncio
-from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, running_gateway
+from tests.fakes.gateway_harness import (
+    RUN,
+    SAMPLING_SESSION,
+    TIMEOUT_S,
+    GatewayRig,
+    running_gateway,
+)
 from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
 from tests.support.wait import eventually
 
+from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.serving.port_multiplexer import bind, raise_file_limit
 from tinsmith_gateway.serving.splice import PREFACE
 from tinsmith_runtime.errors import ConfigError
@@ -57,18 +64,13 @@ async def test_both_protocols_at_once(rig: GatewayRig) -> None:
 
 async def test_large_messages_pass_the_splice(rig: GatewayRig) -> None:
     """More than any buffer between the ends, both with a reader that takes its time."""
-    body = b"\x0a" + bytes([len(RUN)]) + RUN.encode() + b"\xc2\x3e" + _varint(40 * 2**20)
-    body += bytes(40 * 2**20)
-    await rig.call("/tinsmith.v1.TrainerService/GetRunStatus", body, None)
-    assert rig.pod.requests[0].ByteSize() == len(body)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
+    image = trajectories_pb2.ImageChunk(data=bytes(40 * 2**20))
+    request = sampler_pb2.SampleRequest(
+        sampling_session=SAMPLING_SESSION,
+        prompt=trajectories_pb2.ModelInput(chunks=[trajectories_pb2.Chunk(image=image)]),
+    )
+    await rig.call("/tinsmith.v1.SamplerService/Sample", request, None)
+    assert rig.pod.requests[0].ByteSize() == request.ByteSize()
 
 
 async def test_the_preface_may_come_byte_by_byte(rig: GatewayRig) -> None:

@@ -64,7 +64,7 @@ _POD_OF = {
     "tinsmith.v1.CoordinatorService": "coordinator",
     "tinsmith.v1.EpisodeService": "coordinator",
 }
-_METHODS = {
+METHODS = {
     f"/{service.full_name}/{method.name}": method
     for module in _MODULES
     for service in module.DESCRIPTOR.services_by_name.values()
@@ -140,7 +140,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[
 
 def reason_of(channel: grpc.Channel, method: str, key: str) -> str:
     """Return the reason of the refusal of an empty request; empty if it was answered."""
-    descriptor = _METHODS[method]
+    descriptor = METHODS[method]
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     kinds = (descriptor.client_streaming, descriptor.server_streaming)
     try:
@@ -157,7 +157,7 @@ def reason_of(channel: grpc.Channel, method: str, key: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("method", sorted(_METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_takes_the_keys_that_the_table_says(keys: Keys, method: str) -> None:
     pod = _POD_OF[method.split("/")[1]]
     with grpc.insecure_channel(keys.addresses[pod]) as channel:
@@ -168,7 +168,7 @@ def test_a_method_takes_the_keys_that_the_table_says(keys: Keys, method: str) ->
             assert is_refused is not may_call(role, method), role
 
 
-@pytest.mark.parametrize("method", sorted(_METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_gateway_passes_on_what_the_table_says_and_no_key_of_a_pod(
     keys: Keys, method: str
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_route_takes_the_keys_that_the_table_says(keys: Keys, method: str, pat
 
 def _refusal(channel: grpc.Channel, method: str, name: str, key: str) -> tuple[str, str]:
     """Return reason and text of the answer to a request whose first field is a name."""
-    descriptor = _METHODS[method]
+    descriptor = METHODS[method]
     message = message_factory.GetMessageClass(descriptor.input_type)()
     setattr(message, descriptor.input_type.fields[0].name, name)
     body, metadata = message.SerializeToString(), (("authorization", f"Bearer {key}"),)
@@ -226,7 +226,7 @@ def _refusal(channel: grpc.Channel, method: str, name: str, key: str) -> tuple[s
 
 _NAMED = sorted(
     method
-    for method, descriptor in _METHODS.items()
+    for method, descriptor in METHODS.items()
     if not descriptor.client_streaming
     # Those of trainers and samplers tell every caller the same.
     and not method.endswith(("TrainerService/GetCapabilities", "SamplerService/GetCapabilities"))
@@ -251,7 +251,7 @@ def test_what_is_foreign_is_answered_as_what_is_absent(keys: Keys, method: str) 
 def test_a_caller_without_a_good_key_is_refused_though_its_request_never_comes(
     keys: Keys, service: str, through_gateway: bool
 ) -> None:
-    method = next(name for name in sorted(_METHODS) if name.split("/")[1] == service)
+    method = next(name for name in sorted(METHODS) if name.split("/")[1] == service)
     if through_gateway and service.endswith("TrainerControlService"):
         return
     never = threading.Event()

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from tinsmith.v1 import sampler_pb2, tensors_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_runtime.errors import BatchTooLargeError, MalformedRequestError
-from tinsmith_runtime.rpc.message_parts import MAX_PARTS, MAX_SAMPLER_PARTS, count_parts
+from tinsmith_runtime.rpc.message_parts import (
+    MAX_PARTS,
+    MAX_SAMPLER_PARTS,
+    MAX_TEXT_BYTES,
+    check_size,
+    count_parts,
+)
 
 BATCH = trainer_pb2.ForwardBackwardRequest
 TENSORS = st.builds(
@@ -97,3 +103,29 @@ def test_the_largest_batch_may_have_its_parts_and_a_prompt_its_images() -> None:
 def test_what_is_no_message_is_refused(body: bytes, problem: str) -> None:
     with pytest.raises(MalformedRequestError, match=problem):
         count_parts(body, BATCH.DESCRIPTOR, MAX_PARTS)
+
+
+def test_only_what_holds_bytes_may_be_large() -> None:
+    large = bytes(MAX_TEXT_BYTES + 1)
+    check_size(large, BATCH.DESCRIPTOR)
+    check_size(large[1:], trainer_pb2.OptimStepRequest.DESCRIPTOR)
+    with pytest.raises(BatchTooLargeError, match="the request has more than"):
+        check_size(large, trainer_pb2.OptimStepRequest.DESCRIPTOR)
+
+
+@pytest.mark.parametrize("name", ["run", "unknown"])
+def test_a_text_beside_bytes_is_bounded(name: str) -> None:
+    text = "a" * (MAX_TEXT_BYTES + 1)
+    # Field 1000, which a later release may add.
+    body = BATCH(run=text).SerializeToString()
+    if name == "unknown":
+        body = b"\xc2\x3e" + body[1:]
+    with pytest.raises(BatchTooLargeError, match="a text or a list of numbers"):
+        count_parts(body, BATCH.DESCRIPTOR, MAX_PARTS)
+
+
+def test_tensors_may_be_large() -> None:
+    tensor = tensors_pb2.Tensor(data=bytes(2 * MAX_TEXT_BYTES))
+    chunk = trajectories_pb2.Chunk(tokens=tensor)
+    datum = trajectories_pb2.Datum(model_input=trajectories_pb2.ModelInput(chunks=[chunk]))
+    assert count_parts(BATCH(data=[datum]).SerializeToString(), BATCH.DESCRIPTOR, MAX_PARTS) == 5

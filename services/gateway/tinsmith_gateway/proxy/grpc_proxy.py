@@ -55,6 +55,7 @@ from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
+from tinsmith_runtime.rpc.message_parts import check_size
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.server_spans import begin_call, end_call, exemplar_of
@@ -305,6 +306,7 @@ class _Passage:
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
     async def _find_owner(self, body: bytes, credential: Credential) -> None:
+        check_size(body, self._method.request)
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
         prompt = await prompt_of(self._method.path, body) if self._method.is_sampling else b""

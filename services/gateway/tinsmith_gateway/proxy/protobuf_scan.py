@@ -11,6 +11,8 @@ from tinsmith_runtime.errors import MalformedRequestError
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
+MAX_NAME_BYTES = 4096
+"""Of the text that a request is routed by."""
 MAX_FIELDS = 20_000
 """Fields that are looked at. Field 1 comes first wherever messages are written in the order of
 their fields, as all known libraries do; a message of millions of tiny ones must not hold the event
@@ -39,6 +41,8 @@ def read_text_field(body: bytes, wanted: int = 1) -> str:
             value_begin, position = position, position + size
             if position > end:
                 raise _malformed("a field is longer than the message")
+            if number == wanted and size > MAX_NAME_BYTES:
+                raise _malformed(f"field {wanted} has more than {MAX_NAME_BYTES} bytes")
             if number == wanted:
                 found = _decode_text(body[value_begin:position], wanted)
             continue

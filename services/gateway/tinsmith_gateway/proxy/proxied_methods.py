@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from google.longrunning import operations_pb2
-from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -80,6 +80,7 @@ class Method:
     Attributes:
         path: `/package.Service/Method`.
         service: Full name of its service.
+        request: The message that it takes.
         streams_requests: Whether the client sends several messages.
         streams_responses: Whether the server does.
         is_named: Whether field 1 of the request is text, the name of a resource; a secret is none,
@@ -95,6 +96,7 @@ class Method:
 
     path: str
     service: str
+    request: Descriptor
     streams_requests: bool
     streams_responses: bool
     is_named: bool
@@ -111,6 +113,7 @@ def _describe(method: MethodDescriptor) -> Method:
     return Method(
         path=path,
         service=service,
+        request=method.input_type,
         streams_requests=method.client_streaming,
         streams_responses=method.server_streaming,
         is_named=(

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tinsmith.errors import InvalidArgumentError, ResourceExhaustedError
 from tinsmith.replicas import prompt_bytes
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
-from tinsmith_runtime.rpc.message_parts import check_parts, max_parts_of
+from tinsmith_runtime.rpc.message_parts import check_request, max_parts_of
 
 _PROMPTS: Mapping[str, tuple[Any, Callable[[Any], trajectories_pb2.ModelInput]]] = {
     "Sample": (sampler_pb2.SampleRequest, lambda request: request.prompt),
@@ -30,7 +30,7 @@ async def prompt_of(method: str, body: bytes) -> bytes:
     """
     message, prompt = _PROMPTS[method.rpartition("/")[2]]
     try:
-        await check_parts(body, message, max_parts_of(method))
+        await check_request(body, message.DESCRIPTOR, max_parts_of(method))
         return prompt_bytes(prompt(message.FromString(body)))
     except (DecodeError, InvalidArgumentError, ResourceExhaustedError):
         return b""

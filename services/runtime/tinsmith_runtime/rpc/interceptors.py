@@ -38,7 +38,7 @@ from tinsmith_runtime.rpc import health
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER, Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
-from tinsmith_runtime.rpc.message_parts import check_parts, max_parts_of
+from tinsmith_runtime.rpc.message_parts import check_request, max_parts_of
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodRole
 from tinsmith_runtime.rpc.pod_tls import peer_identity
@@ -275,7 +275,7 @@ class _Call:
         return caller
 
     async def _parse(self, body: bytes) -> Message:
-        await check_parts(body, self._request, self._max_parts)
+        await check_request(body, self._request.DESCRIPTOR, self._max_parts)
         try:
             request: Message = self._decode(body)
         except DecodeError as error:

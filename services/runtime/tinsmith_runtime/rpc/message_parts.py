@@ -1,17 +1,18 @@
-"""How many parts a protobuf message has, counted before it is decoded.
+"""How large a request is, and how many parts it has, before it is decoded.
 
 Each field of each message within becomes an object where it is decoded, however few bytes it has: a
-message of empty ones takes a hundred times its size. So they are counted in the bytes, and what has
-too many is refused.
+message of empty ones takes a hundred times its size. A text is copied and looked through several
+times, and each number of a list becomes an object. So parts are counted in the bytes, and only what
+the contract has as `bytes`, such as tensors, images and files, may be large.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tinsmith_runtime.errors import BatchTooLargeError, MalformedRequestError
 
@@ -19,14 +20,16 @@ MAX_PARTS = 2**18
 """Fields of a request: 64 for each sequence of the largest batch."""
 MAX_SAMPLER_PARTS = 2**14
 """Fields of a request to a sampler, which is about one prompt."""
+MAX_TEXT_BYTES = 4 * 2**20
+"""Of a request without `bytes`, and of a text or a list of numbers in any other."""
 
 _SAMPLER_PREFIX = "/tinsmith.v1.SamplerService/"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _MORE, _LAST_SHIFT = 0x80, 63
 
-Messages: TypeAlias = "dict[int, Messages]"
-"""The fields of a message that hold messages, by number."""
+Fields: TypeAlias = "dict[int, Fields | None]"
+"""The fields of a message that hold messages, by number; None for one that holds `bytes`."""
 
 
 def max_parts_of(method: str) -> int:
@@ -34,21 +37,32 @@ def max_parts_of(method: str) -> int:
     return MAX_SAMPLER_PARTS if method.startswith(_SAMPLER_PREFIX) else MAX_PARTS
 
 
-async def check_parts(body: bytes, message: Any, max_parts: int) -> None:
-    """Refuse a message of too many parts, beside the event loop if there is much to count.
+async def check_request(body: bytes, descriptor: Descriptor, max_parts: int) -> None:
+    """Refuse what is too large, beside the event loop if there is much to count.
 
     Args:
-        body: Its bytes.
-        message: Its class.
+        body: The request.
+        descriptor: Of its message.
         max_parts: How many it may have.
 
     Raises:
-        BatchTooLargeError: If there are more.
+        BatchTooLargeError: If it, or a text in it, is too large, or has too many parts.
         MalformedRequestError: If the bytes are none of a message.
     """
+    check_size(body, descriptor)
     # A part has at least two bytes.
-    if len(body) > 2 * max_parts:
-        await asyncio.to_thread(count_parts, body, message.DESCRIPTOR, max_parts)
+    if len(body) > min(2 * max_parts, MAX_TEXT_BYTES):
+        await asyncio.to_thread(count_parts, body, descriptor, max_parts)
+
+
+def check_size(body: bytes, descriptor: Descriptor) -> None:
+    """Refuse a large request that cannot hold `bytes`.
+
+    Raises:
+        BatchTooLargeError: If it is too large.
+    """
+    if len(body) > MAX_TEXT_BYTES and not _may_hold_bytes(descriptor):
+        raise _too_large("the request")
 
 
 def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
@@ -56,16 +70,16 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
 
     Args:
         body: Its bytes.
-        descriptor: Says which fields hold messages.
+        descriptor: Says which fields hold messages, and which `bytes`.
         max_parts: How many there may be.
 
     Raises:
-        BatchTooLargeError: If there are more.
+        BatchTooLargeError: If there are more, or a text or a list of numbers is too large.
         MalformedRequestError: If the bytes are none of a message.
     """
-    messages = _messages_of(descriptor)
+    fields = _fields_of(descriptor)
     position, end, count = 0, len(body), 0
-    outer: list[tuple[int, Messages]] = []
+    outer: list[tuple[int, Fields]] = []
     try:
         while True:
             while position >= end:
@@ -73,7 +87,7 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
                     raise _malformed("a field is longer than its message")
                 if not outer:
                     return count
-                end, messages = outer.pop()
+                end, fields = outer.pop()
             count += 1
             if count > max_parts:
                 raise BatchTooLargeError(
@@ -90,14 +104,18 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
                 position += 1
                 if size >= _MORE:
                     size, position = _read_varint(body, position - 1)
-                within = messages.get(key >> 3)
+                within = fields.get(key >> 3, _TEXT)
                 if within is None:
                     position += size
+                elif within is _TEXT:
+                    if size > MAX_TEXT_BYTES:
+                        raise _too_large("a text or a list of numbers in the request")
+                    position += size
                 else:
-                    outer.append((end, messages))
+                    outer.append((end, fields))
                     if position + size > end:
                         raise _malformed("a field is longer than its message")
-                    end, messages = position + size, within
+                    end, fields = position + size, within
             elif wire_type == _VARINT:
                 while body[position] >= _MORE:
                     position += 1
@@ -111,20 +129,39 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
         raise _malformed("it ends within a field") from error
 
 
-@functools.cache
-def _messages_of(descriptor: Descriptor) -> Messages:
-    """Return the fields that hold messages; a message within itself is one object."""
-    known: dict[str, Messages] = {}
+_TEXT: Fields = {}
+"""What stands for texts, numbers, and fields that this release does not know."""
 
-    def look(each: Descriptor) -> Messages:
+
+@functools.cache
+def _fields_of(descriptor: Descriptor) -> Fields:
+    """Return what holds more than text; a message within itself is one object."""
+    known: dict[str, Fields] = {}
+
+    def look(each: Descriptor) -> Fields:
         if each.full_name not in known:
             found = known[each.full_name] = {}
             for field in each.fields:
                 if field.message_type is not None:
                     found[field.number] = look(field.message_type)
+                elif field.type == FieldDescriptor.TYPE_BYTES:
+                    found[field.number] = None
         return known[each.full_name]
 
     return look(descriptor)
+
+
+@functools.cache
+def _may_hold_bytes(descriptor: Descriptor) -> bool:
+    waiting, seen = [_fields_of(descriptor)], set()
+    for fields in waiting:
+        if id(fields) in seen:
+            continue
+        seen.add(id(fields))
+        if None in fields.values():
+            return True
+        waiting += [within for within in fields.values() if within is not None]
+    return False
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:
@@ -138,6 +175,12 @@ def _read_varint(body: bytes, position: int) -> tuple[int, int]:
         shift += 7
         if shift > _LAST_SHIFT:
             raise _malformed("a number has more than 64 bits")
+
+
+def _too_large(what: str) -> BatchTooLargeError:
+    return BatchTooLargeError(
+        f"{what} has more than {MAX_TEXT_BYTES} bytes; send it in parts", limit=MAX_TEXT_BYTES
+    )
 
 
 def _malformed(problem: str) -> MalformedRequestError:
