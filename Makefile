@@ -282,9 +282,11 @@ bubblewrap:
 	@command -v bwrap >/dev/null || apt-get install -y --no-install-recommends bubblewrap || \
 		{ echo "bubblewrap is missing; on Debian and Ubuntu: apt-get install bubblewrap"; exit 1; }
 
-attack: venv bubblewrap ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
+attack: venv bubblewrap ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers, or to stop others (8 minutes)
 	$(PYTEST) $(addprefix tests/, \
-		integration/test_authorization_matrix.py contract/test_scheduler_pod_identity.py \
+		integration/test_authorization_matrix.py integration/test_hostile_bodies.py \
+		contract/test_strangers.py contract/test_call_bounds.py contract/test_scheduler_pod_identity.py \
+		unit/sampler/test_form_trials.py \
 		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
 		unit/controller/test_controller_trust.py unit/environment/test_environment_attacks.py \
 		unit/environment/test_environment_sandbox.py unit/gateway/test_openai_tokenizer_reach.py)

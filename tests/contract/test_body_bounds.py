@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.gateway_harness import GatewayRig, running_gateway
 from tests.fakes.held_protocol import Protocol, connect, headers, until_closed
 
-from tinsmith_gateway.endpoint import MAX_JSON_VALUES, parse_json
-from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody
+from tinsmith_gateway.endpoint import MAX_JSON_PARTS, MAX_JSON_VALUES, parse_json
+from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody
 from tinsmith_gateway.tinker.bodies import Sample
 from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError
 
@@ -115,3 +115,18 @@ async def _trickle(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"a")
         await asyncio.sleep(PAUSE_S)
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", '"a":0'])
+def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(part: str) -> None:
+    inner = ",".join([part] * (MAX_JSON_PARTS + 1))
+    body = f'{{"model":[{inner}]}}' if part != '"a":0' else f'{{"model":{{{inner}}}}}'
+    with pytest.raises(BatchTooLargeError) as caught:
+        parse_json(body.encode(), CompletionBody)
+    assert caught.value.metadata == {"limit": str(MAX_JSON_PARTS)}
+
+
+def test_brackets_and_colons_within_texts_are_no_parts() -> None:
+    text = '[{"a\\": 1}, ' * MAX_JSON_PARTS
+    body = json.dumps({"model": "tiny", "prompt": text})
+    assert parse_json(body.encode(), CompletionBody).prompt == text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ _TOO_MANY = 429
 _PARSED_AT_ONCE_BYTES = 64 * 2**10
 MAX_JSON_VALUES = 2**21
 """Commas of a JSON body: the parser lets nothing else run, not even from another thread."""
+MAX_JSON_PARTS = 2**17
+"""Lists, objects and members of a JSON body, each of which becomes an object here."""
+_JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _MAX_READ_MISTAKES = 1000
 """Mistakes of a body that has the first one named: all are read to know it, a kilobyte each."""
 _CLIENT_GONE = 499
@@ -202,6 +206,22 @@ def retry_headers(error: TinsmithError) -> dict[str, str]:
     }
 
 
+def _check_parts(body: bytes) -> None:
+    if _num_parts(body) <= MAX_JSON_PARTS:
+        return
+    # Texts may hold as many brackets and colons as they like.
+    if _num_parts(_JSON_TEXT.sub(b"", body)) > MAX_JSON_PARTS:
+        raise BatchTooLargeError(
+            f"the body holds more than {MAX_JSON_PARTS} JSON lists, objects and members; send it "
+            "in parts",
+            limit=MAX_JSON_PARTS,
+        )
+
+
+def _num_parts(body: bytes) -> int:
+    return sum(map(body.count, (b"[", b"{", b":")))
+
+
 def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
     """Return a JSON body as a model; see `Call.parse` for the errors."""
     if len(body) > _PARSED_AT_ONCE_BYTES and body.count(b",") > MAX_JSON_VALUES:
@@ -209,6 +229,8 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
             f"the body holds more than {MAX_JSON_VALUES} JSON values; send it in parts",
             limit=MAX_JSON_VALUES,
         )
+    if len(body) > _PARSED_AT_ONCE_BYTES:
+        _check_parts(body)
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
