@@ -61,6 +61,7 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
+from tinsmith_jobs.plan.retry_policy import is_retried
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, requested
 from tinsmith_jobs.status import Assignment, Status
@@ -160,6 +161,8 @@ class Reconciler:
             return None
         item = record.item
         memory = self._memory(item.uid)
+        if isinstance(item, Job) and is_retried(item):
+            memory.rejection = ""
         self._settle_pods(item, memory)
         now = self._now()
         pods = {view.name: view for view in self._stores.pods_of(item.uid)}

@@ -15,6 +15,7 @@ from tinsmith_jobs.naming import (
     INDEX_LABEL,
     JOB_KIND,
     POOL_KIND,
+    RETRY_ANNOTATION,
     ROLE_LABEL,
     TEMPLATE_ANNOTATION,
     NamespacedName,
@@ -150,6 +151,7 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
         status=status,
         spec_text=held.text,
         edit_error=held.edit_error,
+        retried_end=decode_time((metadata.get("annotations") or {}).get(RETRY_ANNOTATION)),
     )
     return WorkloadRecord(
         content,

@@ -29,7 +29,7 @@ from tinsmith_scheduler.jobs.driver_process import DriverProcess
 from tinsmith_scheduler.store.records import Job, JobOutcome, JobReport, Json
 
 NODE = "local"
-_GENERATION = 1
+GENERATION = 1
 _EXIT_CODES = {
     JobOutcome.SUCCEEDED: 0,
     JobOutcome.SAVED: SIGTERM_EXIT_CODE,
@@ -95,7 +95,7 @@ def read_job(job: Job) -> plans.Job:
     return plans.Job(
         key=NamespacedName(JOB_KIND, name.project, name.job),
         uid=job.uid,
-        generation=_GENERATION,
+        generation=GENERATION,
         created=as_time(job.create_time_s),
         spec=spec,
         spec_error=problem,
