@@ -60,6 +60,24 @@ def test_a_typo_leaves_a_running_job_as_it_was(world: World) -> None:
     assert len(told) == 1
 
 
+def test_a_wrong_setting_of_its_recipe_leaves_a_running_job_as_it_was(world: World) -> None:
+    process = process_of(world)
+    world.job("days")
+    roles = world.get("trainingjobs", NAMESPACE, "days")["spec"]["roles"]
+    method = {"type": "supervised", "parameters": {"batch_size": 8}}
+    world.edit("trainingjobs", "days", method=method, roles={"trainer": roles["trainer"]})
+    process.settle()
+    assert status_of(world, "days")["phase"] == "Running"
+    world.edit("trainingjobs", "days", method={**method, "parameters": {"batch_siz": 8}})
+
+    process.settle()
+
+    assert status_of(world, "days")["phase"] == "Running"
+    refused = condition_of(world, "days", "SpecAccepted")
+    assert refused["status"] == "False"
+    assert "batch_siz; did you mean batch_size?" in refused["message"]
+
+
 def test_a_pod_that_is_lost_meanwhile_is_made_of_the_spec_that_holds(world: World) -> None:
     process = running(world)
     world.edit_trainer("days", resources=TYPO)
