@@ -71,6 +71,23 @@ async def test_a_job_is_a_resource(launcher: KubernetesLauncher, cluster: FakeKu
         await launcher.get(J)
 
 
+async def test_a_failed_job_is_tried_again(
+    launcher: KubernetesLauncher, cluster: FakeKubernetes
+) -> None:
+    await launcher.create(J, SPEC, {}, request())
+    assert not (await launcher.retry(J)).status, "it has not ended, so there is nothing to undo"
+    cluster.update("j", phase="Failed", completionTime="2026-11-22T09:00:00Z")
+
+    await launcher.retry(J)
+
+    annotations = cluster.jobs["j"]["metadata"]["annotations"]
+    assert annotations["tinsmith.dev/retry"] == "2026-11-22T09:00:00Z"
+    assert len(annotations) == 2, "the one of its creation stays"
+    cluster.update("j", phase="Succeeded")
+    with pytest.raises(JobFinishedError, match="only one that failed"):
+        await launcher.retry(J)
+
+
 async def test_jobs_are_listed_in_pages(launcher: KubernetesLauncher) -> None:
     for name in "abc":
         await launcher.create(JobName("p", name), SPEC, {}, request(name))

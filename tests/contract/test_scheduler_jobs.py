@@ -341,11 +341,29 @@ async def test_a_job_is_created_once_and_watched_to_its_end(local: Rig) -> None:
     assert not list((local.settings["data_dir"] / "jobs").iterdir())
 
 
+async def test_a_failed_job_is_tried_again_with_a_new_key(local: Rig) -> None:
+    user = await local.user()
+    job = script("echo $TINSMITH_API_KEY; test -e here || { touch here; exit 1; }")
+    job.spec.backoff_limit = 0
+    made = await create(local, user, job)
+    assert (await watched(local, user))[-1] == "Failed"
+    request = job_pb2.RetryTrainingJobRequest(name=JOB)
+
+    again = await local.jobs.RetryTrainingJob(request, metadata=user, timeout=10)
+
+    assert (again.uid, again.status.phase) == (made.uid, "Pending")
+    assert (await watched(local, user))[-1] == "Succeeded"
+    (part,) = await log_of(local, user)
+    assert len(set(part.text.split())) == 2, "the first key was revoked"
+    with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOB_FINISHED"):
+        await local.jobs.RetryTrainingJob(request, metadata=user, timeout=10)
+
+
 async def test_jobs_of_another_project_are_not_there(local: Rig) -> None:
     user, foreigner = await local.user(), await local.user("other")
     await create(local, user, script("sleep 30"))
     name = job_pb2.GetTrainingJobRequest(name=JOB)
-    for method in ("Get", "Cancel", "Suspend", "Resume", "Delete"):
+    for method in ("Get", "Cancel", "Suspend", "Resume", "Retry", "Delete"):
         call = getattr(local.jobs, f"{method}TrainingJob")
         request = getattr(job_pb2, f"{method}TrainingJobRequest")(name=JOB)
         with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):

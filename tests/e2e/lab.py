@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,19 +142,9 @@ class Lab:
 @contextlib.contextmanager
 def start_lab(cluster: TestCluster, namespace: str, folder: Path, **settings: Any) -> Iterator[Lab]:
     """Yield a lab in a namespace; the processes end with the context."""
-    with scheduler_process(folder) as scheduler:
-        address = str(scheduler.settings["listen_address"])
-        controller = controller_process(cluster, folder, namespace, address, **settings)
-        with controller:
-            lab = Lab(
-                cluster=cluster,
-                jobs=Jobs(cluster, namespace),
-                controller=controller,
-                scheduler=scheduler,
-                folder=folder,
-            )
-            yield lab
-            lab.check_log()
+    with _lab(cluster, namespace, folder, settings) as lab, lab.controller:
+        yield lab
+        lab.check_log()
 
 
 @contextlib.contextmanager
@@ -162,22 +152,27 @@ def lab_at_rest(
     cluster: TestCluster, namespace: str, folder: Path, **settings: Any
 ) -> Iterator[tuple[Lab, Kubelet]]:
     """Yield a lab whose controller is not started yet, and the kubelet of its three nodes."""
-    with scheduler_process(folder) as scheduler:
-        address = str(scheduler.settings["listen_address"])
-        of_faults = {"lease_ttl_s": 2.0, "resync_interval_s": 2, "backoff_base_s": 0.5}
-        controller = controller_process(
-            cluster, folder, namespace, address, **{**of_faults, **settings}
-        )
-        lab = Lab(
-            cluster=cluster,
-            jobs=Jobs(cluster, namespace),
-            controller=controller,
-            scheduler=scheduler,
-            folder=folder,
-        )
+    of_faults = {"lease_ttl_s": 2.0, "resync_interval_s": 2, "backoff_base_s": 0.5}
+    with _lab(cluster, namespace, folder, {**of_faults, **settings}) as lab:
         nodes = [FakeNode(name=lab.node(i), gpus=8) for i in range(3)]
         with cluster.kubelet(nodes, instant=True) as kubelet:
             yield lab, kubelet
+
+
+@contextlib.contextmanager
+def _lab(
+    cluster: TestCluster, namespace: str, folder: Path, settings: Mapping[str, Any]
+) -> Iterator[Lab]:
+    """Yield a lab whose scheduler runs."""
+    with scheduler_process(folder) as scheduler:
+        address = str(scheduler.settings["listen_address"])
+        yield Lab(
+            cluster=cluster,
+            jobs=Jobs(cluster, namespace),
+            controller=controller_process(cluster, folder, namespace, address, **settings),
+            scheduler=scheduler,
+            folder=folder,
+        )
 
 
 def training(trainers: int = 1, gpus: int = 1, samplers: int = 0, **further: Any) -> Json:

@@ -113,6 +113,7 @@ def test_a_job_that_can_not_be_run_says_why_in_one_sentence(
 
     assert "learning_speed" in status["failure"]["message"]
     assert "\n" not in status["failure"]["message"]
+    assert "startTime" not in status, "nothing was held for it"
 
 
 def test_a_job_whose_trainer_node_is_lost_goes_on_elsewhere_with_the_same_bits(

@@ -112,8 +112,9 @@ class FakeKubernetes:
         if name not in self.jobs:
             return 404, {"message": f"trainingjobs {name} not found"}
         if method == "PATCH":
-            for change in body:
-                self.jobs[name]["spec"][change["path"].removeprefix("/spec/")] = change["value"]
+            self.jobs[name]["spec"] |= body.get("spec", {})
+            annotations = self.jobs[name]["metadata"].setdefault("annotations", {})
+            annotations |= body.get("metadata", {}).get("annotations", {})
             self._touch(name)
         elif method == "DELETE":
             self.changed.notify_all()

@@ -57,9 +57,10 @@ def build(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     built = {}
+    unknown = [name for name in values if name not in fields]
+    if unknown:
+        raise _unknown(prefix, unknown, list(fields))
     for name, value in values.items():
-        if name not in fields:
-            raise _unknown(f"{prefix}{name}", name, list(fields))
         built[name] = convert(value, hints[name], f"{prefix}{name}")
     for name, field in fields.items():
         required = (
@@ -125,7 +126,7 @@ def _convert_scalar(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, str | int):
             try:
                 return hint(value.replace("_", "") if isinstance(value, str) else value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise _wrong_type(value, hint, key) from None
         if isinstance(value, float) and hint is float:
             return value
@@ -134,7 +135,10 @@ def _convert_scalar(value: Any, hint: Any, key: str) -> Any:
             return value
     elif hint is Path:
         if isinstance(value, str | Path):
-            return Path(value).expanduser()
+            try:
+                return Path(value).expanduser()
+            except RuntimeError as error:
+                raise ConfigurationError(f"{key} is {value!r}: {error}") from None
     elif isinstance(hint, type) and isinstance(value, hint):
         return value
     raise _wrong_type(value, hint, key)
@@ -181,10 +185,13 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _unknown(path: str, name: str, known: list[str]) -> ConfigurationError:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+def _unknown(prefix: str, names: list[str], known: list[str]) -> ConfigurationError:
+    num_close = 3 if len(names) == 1 else 1
+    found = [difflib.get_close_matches(name, known, num_close, cutoff=0.5) for name in names]
+    close = list(dict.fromkeys(match for matches in found for match in matches))
     remedy = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(known)}"
-    return ConfigurationError(f"there is no setting {path}", remedy=remedy)
+    told = " or ".join(f"{prefix}{name}" for name in names)
+    return ConfigurationError(f"there is no setting {told}", remedy=remedy)
 
 
 def _wrong_type(value: Any, hint: Any, key: str) -> ConfigurationError:

@@ -22,9 +22,10 @@ from tinsmith_controller.kube.work_queue import WorkQueue
 from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.events import EventRecorder
+from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.job_refusal import refusal_of
-from tinsmith_controller.reconciler import Reconciler, RetryLaterError
+from tinsmith_controller.reconciler import Reconciler
 from tinsmith_controller.rpc.scheduler_client import (
     GrpcSchedulerClient,
     SchedulerClient,

@@ -11,19 +11,15 @@ import datetime
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
+from tinsmith_controller.job_keys import JobKeys
 from tinsmith_controller.kube.api_client import (
     JOBS,
     PODS,
     POOLS,
-    SECRETS,
-    SERVICES,
-    ApiError,
     Cluster,
-    Json,
-    Resource,
 )
 from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.objects.caches import Caches
@@ -31,66 +27,30 @@ from tinsmith_controller.objects.config_maps import LOOK_AGAIN_S, needs_config_m
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.objects.obstacles import obstacle_of
+from tinsmith_controller.owned_objects import Memory, OwnedObjects, RetryLaterError
 from tinsmith_controller.plan.pool_plan import plan_pool
+from tinsmith_controller.pod_creation import PodCreation
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.pod_env import SERVER_KINDS
-from tinsmith_controller.pods.pod_manifests import (
-    make_key_secret,
-    make_pod,
-    make_pod_keys_secret,
-    make_services,
-    template_of,
-)
+from tinsmith_controller.pods.pod_manifests import template_of
 from tinsmith_controller.pods.workload_context import WorkloadContext
-from tinsmith_controller.rpc.scheduler_client import (
-    JobIdentity,
-    KeySpentError,
-    SchedulerClient,
-    SchedulerError,
-)
+from tinsmith_controller.rpc.scheduler_client import JobIdentity, SchedulerClient, SchedulerError
 from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import (
     JOB_KIND,
     NamespacedName,
     job_resource,
-    pod_keys_name,
-    secret_name,
 )
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
+from tinsmith_jobs.plan.retry_policy import is_retried
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, requested
-from tinsmith_jobs.status import Assignment, Status
+from tinsmith_jobs.spec import DRIVER, JobSpec, requested
+from tinsmith_jobs.status import Status
 
 logger = logging.getLogger(__name__)
-
-
-class RetryLaterError(Exception):
-    """Something that a look depends on is not there now; the text says what."""
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What is remembered of a workload between looks; all of it can be lost without harm.
-
-    Attributes:
-        taken_names: Names of pods that others have.
-        rejection: Why the cluster will never take a pod.
-        unsettled_pods: Names of pods that may have been made: the answer was lost.
-        settled_keys: The epochs whose keys were made good last, and the agents' generation.
-        has_services: Whether its services were made.
-        has_pod_keys: Whether the secret with the keys of its pods was made, and is there.
-    """
-
-    taken_names: set[str] = field(default_factory=set)
-    unsettled_pods: set[str] = field(default_factory=set)
-    rejection: str = ""
-    settled_keys: tuple[frozenset[int | None], int] | None = None
-    has_services: bool = False
-    has_pod_keys: bool = False
 
 
 class Reconciler:
@@ -129,6 +89,9 @@ class Reconciler:
         projects: Mapping[str, str],
         now: Callable[[], datetime.datetime],
     ) -> None:
+        objects = OwnedObjects(cluster, election)
+        self._keys = JobKeys(cluster, election, scheduler, objects)
+        self._pods = PodCreation(cluster, stores, election, objects, deployment)
         self._cluster = cluster
         self._stores = stores
         self._writer = writer
@@ -143,7 +106,7 @@ class Reconciler:
         self._own_projects = frozenset(projects.get(name, name) for name in namespaces)
         self._now = now
         self._lock = threading.Lock()
-        self._memories: dict[str, _Memory] = {}
+        self._memories: dict[str, Memory] = {}
         self._reports: dict[str, Report] = {}
 
     def look(self, key: NamespacedName) -> float | None:
@@ -160,7 +123,9 @@ class Reconciler:
             return None
         item = record.item
         memory = self._memory(item.uid)
-        self._settle_pods(item, memory)
+        if isinstance(item, Job) and is_retried(item):
+            memory.rejection = ""
+        self._pods.settle(item, memory)
         now = self._now()
         pods = {view.name: view for view in self._stores.pods_of(item.uid)}
         if needs_config_maps(item, pods):
@@ -214,9 +179,9 @@ class Reconciler:
             self._memories.pop(uid, None)
             self._reports.pop(uid, None)
 
-    def _memory(self, uid: str) -> _Memory:
+    def _memory(self, uid: str) -> Memory:
         with self._lock:
-            return self._memories.setdefault(uid, _Memory())
+            return self._memories.setdefault(uid, Memory())
 
     def _identity(self, item: Job) -> JobIdentity:
         return JobIdentity(job_resource(self._project(item.key), item.key.name), item.uid)
@@ -243,7 +208,7 @@ class Reconciler:
         return {role.name: requested(role, requests) for role in item.spec.roles if role.is_placed}
 
     def _observe(
-        self, record: WorkloadRecord, pods: Mapping[str, PodView], memory: _Memory
+        self, record: WorkloadRecord, pods: Mapping[str, PodView], memory: Memory
     ) -> Observed:
         item = record.item
         names = {entry.node for entry in item.status.assignments}
@@ -286,7 +251,7 @@ class Reconciler:
             return self._reports.get(item.uid)
 
     def _apply(
-        self, record: WorkloadRecord, plan: Plan, memory: _Memory, now: datetime.datetime
+        self, record: WorkloadRecord, plan: Plan, memory: Memory, now: datetime.datetime
     ) -> None:
         item = record.item
         if plan.delete_self:
@@ -303,10 +268,12 @@ class Reconciler:
             )
             if gone is not None and gone.get("kind") == "Pod":
                 self._stores.note(PODS, gone)
-        self._delete_key_secrets(item, plan, memory)
+        self._keys.delete_secrets(item, plan, memory)
         try:
-            self._settle_keys(record, plan, memory)
-            self._create_pods(item, plan, memory)
+            self._settle_keys(item, plan, memory)
+            if plan.create and item.spec is not None:
+                owner = self._owner(item, plan.status)
+                self._pods.create(item, owner, plan.create, memory)
             problem = ""
         except SchedulerError as error:
             problem = str(error)
@@ -329,144 +296,10 @@ class Reconciler:
                 raise RetryLaterError(str(error)) from error
         self._cluster.delete(resource, item.key.namespace, item.key.name, uid=item.uid)
 
-    def _settle_keys(self, record: WorkloadRecord, plan: Plan, memory: _Memory) -> None:
-        item = record.item
-        generation = _generation(plan.status)
-        settled = (plan.key_epochs, generation)
-        if not isinstance(item, Job) or memory.settled_keys == settled:
-            return
-        if not plan.key_epochs and not item.status.epoch:
-            return
-        spec = item.spec
-        owner = self._owner(item, plan.status) if spec is not None else None
-        # A job that uses a pool of the cluster reaches what is shared.
-        is_in_pool = owner is None or bool(spec and spec.pool)
-        names = ["", *(agent.name for agent in spec.agents)] if spec is not None else [""]
-        pools = {name: "" if owner is None or is_in_pool else owner.pool_of(name) for name in names}
-        self._election.require()
-        try:
-            keys = self._scheduler.settle_keys(
-                self._identity(item),
-                plan.key_epochs,
-                generation=generation,
-                pools=pools,
-            )
-        except KeySpentError as error:
-            # It was taken meanwhile, as when a node seemed lost: this driver never gets another.
-            driver = plan.status.assigned_to(DRIVER, 0)
-            if driver is not None and driver.epoch == error.epoch:
-                memory.taken_names.add(driver.pod)
-            raise RetryLaterError(str(error)) from error
-        if owner is not None:
-            for epoch, api_keys in keys.items():
-                self._create(SECRETS, item, make_key_secret(owner, epoch, api_keys))
-        memory.settled_keys = settled
-
-    def _delete_key_secrets(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
-        """Delete the secrets of keys that are bad from now on.
-
-        The stored status still has the assignments that they were made for. So this is done again
-        if the process dies before it writes the next one.
-        """
-        kinds = {role.name: role.kind for role in item.spec.roles} if item.spec else {}
-        epochs = {
-            entry.epoch if entry.role == DRIVER else None
-            for entry in item.status.assignments
-            if entry.role == DRIVER or kinds.get(entry.role) == WORKER
-        }
-        for epoch in epochs - plan.key_epochs:
-            self._election.require()
-            self._cluster.delete(SECRETS, item.key.namespace, secret_name(item.key.name, epoch))
-        if _has_servers(item.status, kinds) and not _has_servers(plan.status, kinds):
-            self._election.require()
-            self._cluster.delete(SECRETS, item.key.namespace, pod_keys_name(item.key.name))
-            memory.has_pod_keys = False
-
-    def _create_pods(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
-        if not plan.create or item.spec is None:
-            return
-        owner = self._owner(item, plan.status)
-        if not memory.has_services:
-            for service in make_services(owner):
-                self._create(SERVICES, item, service)
-            memory.has_services = True
-        if not memory.has_pod_keys:
-            self._create(SECRETS, item, make_pod_keys_secret(owner, self._deployment))
-            memory.has_pod_keys = True
-        for assignment in plan.create:
-            self._create_pod(item, owner, assignment, memory)
-
-    def _create_pod(
-        self, item: Job | Pool, owner: WorkloadContext, assignment: Assignment, memory: _Memory
-    ) -> None:
-        pod = make_pod(owner, assignment, self._deployment)
-        try:
-            self._election.require()
-            self._stores.note(PODS, self._cluster.create(PODS, item.key.namespace, pod))
-        except ApiError as error:
-            if error.already_exists:
-                self._look_at_namesake(item, assignment, memory)
-            elif error.is_invalid:
-                memory.rejection = f"the cluster refuses pod {assignment.pod}: {error.message}"
-                raise RetryLaterError(memory.rejection) from error
-            elif error.is_forbidden:
-                raise SchedulerError(
-                    f"the cluster refuses pod {assignment.pod} for now: {error.message}"
-                ) from error
-            else:
-                if error.is_outcome_unknown:
-                    memory.unsettled_pods.add(assignment.pod)
-                raise
-
-    def _settle_pods(self, item: Job | Pool, memory: _Memory) -> None:
-        """Look for pods that may have been made: nodes are not given back while one runs there.
-
-        One that is made still later is seen by the watch, and deleted if it is not wanted by then.
-        """
-        for name in sorted(memory.unsettled_pods):
-            try:
-                found = self._cluster.get(PODS, item.key.namespace, name)
-            except ApiError as error:
-                if not error.is_not_found:
-                    raise
-            else:
-                if _is_owned_by(item, found):
-                    self._stores.note(PODS, found)
-            memory.unsettled_pods.discard(name)
-
-    def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
-        """Find out whether a pod that has a name is ours, of an earlier look, or foreign."""
-        found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
-        if _is_owned_by(item, found):
-            self._stores.note(PODS, found)
-        else:
-            memory.taken_names.add(assignment.pod)
-            raise RetryLaterError(f"another pod has the name {assignment.pod}")
-
-    def _create(self, resource: Resource, item: Job | Pool, body: Json) -> None:
-        """Create a secret or service of a workload, unless it is there.
-
-        Raises:
-            SchedulerError: If the cluster refuses it.
-            RetryLaterError: If one of the name is left of a workload that is gone.
-        """
-        namespace, name = item.key.namespace, body["metadata"]["name"]
-        self._election.require()
-        try:
-            self._cluster.create(resource, namespace, body)
-            return
-        except ApiError as error:
-            if error.is_forbidden or error.is_invalid:
-                raise SchedulerError(
-                    f"the cluster refuses {resource.plural} {name}: {error.message}"
-                ) from error
-            if not error.already_exists:
-                raise
-        found = self._cluster.get(resource, namespace, name)
-        if not _is_owned_by(item, found):
-            raise RetryLaterError(f"{resource.plural} {name} is left of another workload")
-        if found.get("data") != body.get("data"):
-            self._cluster.replace(resource, namespace, {**found, "data": body["data"]})
+    def _settle_keys(self, item: Job | Pool, plan: Plan, memory: Memory) -> None:
+        if isinstance(item, Job):
+            owner = self._owner(item, plan.status) if item.spec is not None else None
+            self._keys.settle(item, self._identity(item), plan, memory, owner)
 
     def _owner(self, item: Job | Pool, status: Status) -> WorkloadContext:
         assert item.spec is not None
@@ -483,18 +316,3 @@ class Reconciler:
             assignments=status.assignments,
             model_name=model_name,
         )
-
-
-def _generation(status: Status) -> int:
-    """Return a number that is another one each time that a job gets nodes."""
-    return int(status.assigned_time.timestamp()) if status.assigned_time is not None else 0
-
-
-def _has_servers(status: Status, kinds: Mapping[str, str]) -> bool:
-    """Whether a workload has pods that hold keys of pods."""
-    return any(kinds.get(entry.role) in SERVER_KINDS for entry in status.assignments)
-
-
-def _is_owned_by(item: Job | Pool, content: Json) -> bool:
-    references = content["metadata"].get("ownerReferences") or []
-    return item.uid in {entry.get("uid") for entry in references}

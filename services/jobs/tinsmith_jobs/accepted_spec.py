@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from tinsmith_jobs.recipe_check import check_recipe
 from tinsmith_jobs.spec import JobSpec, PoolSpec
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
 from tinsmith_jobs.spec_reader import SpecError
@@ -105,7 +106,13 @@ def _text(spec: object) -> str:
 # Each write of a status brings the same spec again.
 @functools.lru_cache(maxsize=_NUM_KEPT)
 def _job_of(name: str, text: str, is_accepted: bool) -> tuple[JobSpec | None, str]:
-    return _decoded(functools.partial(decode_job, is_accepted=is_accepted), name, text)
+    def decode(name: str, spec: object) -> JobSpec:
+        job = decode_job(name, spec, is_accepted=is_accepted)
+        if not is_accepted:
+            check_recipe(job)
+        return job
+
+    return _decoded(decode, name, text)
 
 
 @functools.lru_cache(maxsize=_NUM_KEPT)

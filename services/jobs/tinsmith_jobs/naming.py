@@ -26,6 +26,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 """The kind of a pod's role; network policies of the chart select by it."""
 TEMPLATE_ANNOTATION = "tinsmith.dev/template"
 """Hash of what a pod was made from; another one means that it is out of date."""
+RETRY_ANNOTATION = "tinsmith.dev/retry"
+"""Of a job: the `completionTime` of the failure that is to be undone."""
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "tinsmith-controller"
 

@@ -29,10 +29,10 @@ VERBS = {
 VARIABLE = {
     ("kube/informer.py", "list"): ["JOBS", "POOLS", "PODS", "NODES", "PRIORITY_CLASSES"],
     ("kube/informer.py", "watch"): ["JOBS", "POOLS", "PODS", "NODES", "PRIORITY_CLASSES"],
-    ("reconciler.py", "create"): ["SECRETS", "SERVICES"],
-    ("reconciler.py", "get"): ["SECRETS", "SERVICES"],
+    ("owned_objects.py", "create"): ["SECRETS", "SERVICES"],
+    ("owned_objects.py", "get"): ["SECRETS", "SERVICES"],
     # A service has no data that could differ.
-    ("reconciler.py", "replace"): ["SECRETS"],
+    ("owned_objects.py", "replace"): ["SECRETS"],
     ("status_writer.py", "get"): ["JOBS", "POOLS"],
     ("status_writer.py", "replace"): ["JOBS", "POOLS"],
     # Only jobs outlive their time.

@@ -25,7 +25,7 @@ from tests.unit.controller.process_in_memory import Process
 
 from tinsmith_controller.kube.api_client import ApiError, Json
 from tinsmith_controller.kube.leader_election import NotLeaderError
-from tinsmith_controller.reconciler import RetryLaterError
+from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_jobs.naming import NamespacedName
 
 GPUS_OF_NODE = 8

@@ -18,8 +18,9 @@ from tinsmith_controller.kube.api_client import JOBS, POOLS, ApiError
 from tinsmith_controller.kube.leader_election import NotLeaderError
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import AuthorCheck, allow_all
+from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.reconciler import Reconciler, RetryLaterError
+from tinsmith_controller.reconciler import Reconciler
 from tinsmith_controller.rpc.scheduler_client import JobIdentity
 from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.naming import NamespacedName

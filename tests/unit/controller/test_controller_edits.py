@@ -6,10 +6,12 @@ import functools
 import json
 
 import pytest
-from tests.unit.controller.cluster_in_memory import NAMESPACE, World
+from tests.unit.controller.cluster_in_memory import NAMESPACE, Connection, World
 from tests.unit.controller.process_in_memory import DEPLOYMENT, Process, status_of
 
+from tinsmith_controller.kube.api_client import ApiError
 from tinsmith_controller.pods.job_refusal import refusal_of
+from tinsmith_jobs.naming import NamespacedName
 
 TYPO = {"requests": {"memory": "64GB"}}
 
@@ -56,6 +58,24 @@ def test_a_typo_leaves_a_running_job_as_it_was(world: World) -> None:
     assert {pod["metadata"]["uid"] for pod in world.of("pods")} == pods
     told = [message for name, reason, message in process.events.told if reason == "EditRefused"]
     assert len(told) == 1
+
+
+def test_a_wrong_setting_of_its_recipe_leaves_a_running_job_as_it_was(world: World) -> None:
+    process = process_of(world)
+    world.job("days")
+    roles = world.get("trainingjobs", NAMESPACE, "days")["spec"]["roles"]
+    method = {"type": "supervised", "parameters": {"batch_size": 8}}
+    world.edit("trainingjobs", "days", method=method, roles={"trainer": roles["trainer"]})
+    process.settle()
+    assert status_of(world, "days")["phase"] == "Running"
+    world.edit("trainingjobs", "days", method={**method, "parameters": {"batch_siz": 8}})
+
+    process.settle()
+
+    assert status_of(world, "days")["phase"] == "Running"
+    refused = condition_of(world, "days", "SpecAccepted")
+    assert refused["status"] == "False"
+    assert "batch_siz; did you mean batch_size?" in refused["message"]
 
 
 def test_a_pod_that_is_lost_meanwhile_is_made_of_the_spec_that_holds(world: World) -> None:
@@ -250,5 +270,53 @@ def test_a_job_that_failed_later_says_what_to_do(world: World) -> None:
 
     status = status_of(world, "old")
     assert status["phase"] == "Failed"
-    assert "delete it, and apply it anew" in status["waitingFor"]
+    assert "`tinsmith jobs retry old`, or delete it and apply it anew" in status["waitingFor"]
     assert status["observedGeneration"] == generation
+
+
+def retry(world: World, name: str) -> None:
+    """Ask for a failed job as `tinsmith jobs retry` does."""
+    job = world.get("trainingjobs", NAMESPACE, name)
+    job["metadata"]["annotations"] = {"tinsmith.dev/retry": job["status"]["completionTime"]}
+    world.store("trainingjobs", NAMESPACE, job)
+
+
+def test_a_failed_job_is_tried_again_by_its_present_spec(world: World) -> None:
+    process = process_of(world)
+    world.job("old")
+    world.edit("trainingjobs", "old", activeDeadlineSeconds=3)
+    process.settle(20)
+    world.edit("trainingjobs", "old", activeDeadlineSeconds=3000)
+    process.settle()
+    assert status_of(world, "old")["phase"] == "Failed"
+    retry(world, "old")
+
+    process.settle(20)
+
+    status = status_of(world, "old")
+    assert status["phase"] == "Running"
+    assert status["observedGeneration"] == 3
+    assert "completionTime" not in status
+    assert {entry["epoch"] for entry in status["assignments"]} == {2}
+
+
+def test_what_the_cluster_refused_is_asked_again_when_a_job_is_tried_again(world: World) -> None:
+    refusals = ["no such volume"]
+
+    def refuse(method: str, plural: str, name: str) -> str:
+        if (method, plural) == ("POST", "pods") and refusals:
+            raise ApiError(422, "Invalid", refusals[0])
+        return ""
+
+    process = Process(world, Connection(world, refuse))
+    world.job("old")
+    for _ in range(6):
+        process.attempt(process.settle)
+        process.due.add(NamespacedName("TrainingJob", NAMESPACE, "old"))
+    assert "no such volume" in status_of(world, "old")["failure"]["message"]
+    refusals.clear()
+    retry(world, "old")
+
+    process.settle(20)
+
+    assert status_of(world, "old")["phase"] == "Running"

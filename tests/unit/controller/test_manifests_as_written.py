@@ -155,6 +155,26 @@ TABLE = [
         "'failJob' is not one of",
     ),
     ("image-of-ones-own", CUSTOM, "Running", ""),
+    (
+        "settings-of-a-recipe",
+        "method: {type: supervised, maxSteps: 10, parameters: {learningRate: 1e-4, batch-size: 8}}",
+        "Failed",
+        r"no setting spec\.method\.parameters\.batch-size or \S+\.learningRate; "
+        r"did you mean batch_size, learning_rate\?$",
+    ),
+    (
+        "a-value-of-a-recipe",
+        "method: {type: supervised, parameters: {learning_rate: 3, log_to: wandb}}",
+        "Failed",
+        r"learning_rate is 3\.0; give a number above 0 and at most 1",
+    ),
+    (
+        "settings-of-a-driver-of-ones-own",
+        "{method: {type: supervised, parameters: {mine: 1}}, "
+        "roles: {driver: {template: {image: 'registry.example.com/team/loop:1'}}}}",
+        "Running",
+        "",
+    ),
 ]
 
 

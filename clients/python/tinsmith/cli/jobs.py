@@ -158,6 +158,14 @@ def resume(names: _Names) -> None:
             print(f"resuming {client.jobs.resume(name).name}")
 
 
+@app.command("retry")
+def retry(names: _Names) -> None:
+    """Let failed jobs go on from what they saved, by their present spec."""
+    with connect("tinsmith jobs retry") as client:
+        for name in names:
+            print(f"{client.jobs.retry(name).name} goes on")
+
+
 @app.command("delete")
 def delete(names: _Names) -> None:
     """End jobs and forget them; their runs and checkpoints stay."""

@@ -160,6 +160,27 @@ class JobClient(JobCalls):
         """Do as `resume`, without blocking."""
         return await self._core.background.acall(self._resume(name))
 
+    def retry(self, name: str) -> JobInfo:
+        """Let a failed job go on from what it saved, by its present spec.
+
+        Doing it to a job that has not ended changes nothing.
+
+        Returns:
+            The job; it goes on when there is room.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it succeeded or was cancelled (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.retry("sft-1")
+        """
+        return self._core.background.call(self._retry(name))
+
+    async def retry_async(self, name: str) -> JobInfo:
+        """Do as `retry`, without blocking."""
+        return await self._core.background.acall(self._retry(name))
+
     def delete(self, name: str) -> None:
         """End a job and forget it; its runs and checkpoints stay.
 

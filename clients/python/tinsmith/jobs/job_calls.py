@@ -230,6 +230,25 @@ class JobCalls:
         return await self._answer(lambda c: c.job.ResumeTrainingJob, request)
 
     @call
+    async def _retry(self, name: str) -> JobInfo:
+        """Let a failed job go on from what it saved, by its present spec.
+
+        Doing it to a job that has not ended changes nothing.
+
+        Returns:
+            The job; it goes on when there is room.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it succeeded or was cancelled (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.retry("sft-1")
+        """
+        request = job_pb2.RetryTrainingJobRequest(name=self._name(name))
+        return await self._answer(lambda c: c.job.RetryTrainingJob, request)
+
+    @call
     async def _delete(self, name: str) -> None:
         """End a job and forget it; its runs and checkpoints stay.
 

@@ -1754,6 +1754,28 @@ class ResumeTrainingJobRequest(_message.Message):
 Global___ResumeTrainingJobRequest: _TypeAlias = ResumeTrainingJobRequest  # noqa: Y015
 
 @_typing.final
+class RetryTrainingJobRequest(_message.Message):
+    """Asks to let a failed job go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the job."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryTrainingJobRequest: _TypeAlias = RetryTrainingJobRequest  # noqa: Y015
+
+@_typing.final
 class DeleteTrainingJobRequest(_message.Message):
     """Asks to forget a job."""
 

@@ -74,6 +74,11 @@ class JobServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_job__pb2.ResumeTrainingJobRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_job__pb2.TrainingJob.FromString,
                 _registered_method=True)
+        self.RetryTrainingJob = channel.unary_unary(
+                '/tinsmith.v1.JobService/RetryTrainingJob',
+                request_serializer=tinsmith_dot_v1_dot_job__pb2.RetryTrainingJobRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_job__pb2.TrainingJob.FromString,
+                _registered_method=True)
         self.DeleteTrainingJob = channel.unary_unary(
                 '/tinsmith.v1.JobService/DeleteTrainingJob',
                 request_serializer=tinsmith_dot_v1_dot_job__pb2.DeleteTrainingJobRequest.SerializeToString,
@@ -199,6 +204,19 @@ class JobServiceServicer:
         Errors:
         * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
         * `FAILED_PRECONDITION` (`JOB_FINISHED`): it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryTrainingJob(self, request, context):
+        """Lets a failed job go on from what it saved, by its present spec and with no failure counted.
+
+        Doing it to a job that has not ended changes nothing, so it may be repeated.
+
+        Errors:
+        * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
+        * `FAILED_PRECONDITION` (`JOB_FINISHED`): it succeeded or was cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -344,6 +362,11 @@ def add_JobServiceServicer_to_server(servicer, server):
             'ResumeTrainingJob': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeTrainingJob,
                     request_deserializer=tinsmith_dot_v1_dot_job__pb2.ResumeTrainingJobRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_job__pb2.TrainingJob.SerializeToString,
+            ),
+            'RetryTrainingJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryTrainingJob,
+                    request_deserializer=tinsmith_dot_v1_dot_job__pb2.RetryTrainingJobRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_job__pb2.TrainingJob.SerializeToString,
             ),
             'DeleteTrainingJob': grpc.unary_unary_rpc_method_handler(
@@ -568,6 +591,33 @@ class JobService:
             target,
             '/tinsmith.v1.JobService/ResumeTrainingJob',
             tinsmith_dot_v1_dot_job__pb2.ResumeTrainingJobRequest.SerializeToString,
+            tinsmith_dot_v1_dot_job__pb2.TrainingJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryTrainingJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.JobService/RetryTrainingJob',
+            tinsmith_dot_v1_dot_job__pb2.RetryTrainingJobRequest.SerializeToString,
             tinsmith_dot_v1_dot_job__pb2.TrainingJob.FromString,
             options,
             channel_credentials,

@@ -90,6 +90,15 @@ class JobServiceStub:
     * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
     * `FAILED_PRECONDITION` (`JOB_FINISHED`): it has ended.
     """
+    RetryTrainingJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.RetryTrainingJobRequest, _job_pb2.TrainingJob]
+    """Lets a failed job go on from what it saved, by its present spec and with no failure counted.
+
+    Doing it to a job that has not ended changes nothing, so it may be repeated.
+
+    Errors:
+    * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
+    * `FAILED_PRECONDITION` (`JOB_FINISHED`): it succeeded or was cancelled.
+    """
     DeleteTrainingJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobRequest, _job_pb2.DeleteTrainingJobResponse]
     """Ends a job and forgets it; its runs and checkpoints stay. Repeating it succeeds.
 
@@ -215,6 +224,15 @@ class JobServiceAsyncStub(JobServiceStub):
     Errors:
     * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
     * `FAILED_PRECONDITION` (`JOB_FINISHED`): it has ended.
+    """
+    RetryTrainingJob: _aio.UnaryUnaryMultiCallable[_job_pb2.RetryTrainingJobRequest, _job_pb2.TrainingJob]  # type: ignore[assignment]
+    """Lets a failed job go on from what it saved, by its present spec and with no failure counted.
+
+    Doing it to a job that has not ended changes nothing, so it may be repeated.
+
+    Errors:
+    * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
+    * `FAILED_PRECONDITION` (`JOB_FINISHED`): it succeeded or was cancelled.
     """
     DeleteTrainingJob: _aio.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobRequest, _job_pb2.DeleteTrainingJobResponse]  # type: ignore[assignment]
     """Ends a job and forgets it; its runs and checkpoints stay. Repeating it succeeds.
@@ -374,6 +392,21 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
         * `FAILED_PRECONDITION` (`JOB_FINISHED`): it has ended.
+        """
+
+    @_abc_1.abstractmethod
+    def RetryTrainingJob(
+        self,
+        request: _job_pb2.RetryTrainingJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.TrainingJob, _abc.Awaitable[_job_pb2.TrainingJob]]:
+        """Lets a failed job go on from what it saved, by its present spec and with no failure counted.
+
+        Doing it to a job that has not ended changes nothing, so it may be repeated.
+
+        Errors:
+        * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller's project has no such job.
+        * `FAILED_PRECONDITION` (`JOB_FINISHED`): it succeeded or was cancelled.
         """
 
     @_abc_1.abstractmethod

@@ -10,11 +10,12 @@ from typing import Any
 from tinsmith_controller.assignment.types import Taint
 from tinsmith_controller.kube.api_client import Json
 from tinsmith_controller.objects.pod_outcome import outcome
-from tinsmith_jobs.accepted_spec import held_job_spec, held_pool_spec
+from tinsmith_jobs.accepted_spec import HeldSpec, held_job_spec, held_pool_spec
 from tinsmith_jobs.naming import (
     INDEX_LABEL,
     JOB_KIND,
     POOL_KIND,
+    RETRY_ANNOTATION,
     ROLE_LABEL,
     TEMPLATE_ANNOTATION,
     NamespacedName,
@@ -115,46 +116,37 @@ def allow_all(spec: JobSpec, has_kueue_label: bool) -> str:
 
 def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRecord:
     """Return a job or pool; one that cannot be run has a sentence instead of a spec."""
-    metadata = content.get("metadata") or {}
-    kind = JOB_KIND if content.get("kind") == JOB_KIND else POOL_KIND
+    metadata, spec = content.get("metadata") or {}, content.get("spec")
+    is_pool = content.get("kind") != JOB_KIND
     name = str(metadata.get("name", ""))
-    common: dict[str, Any] = {
-        "key": NamespacedName(kind, str(metadata.get("namespace", "")), name),
+    status = decode_status(content.get("status"), is_pool=is_pool)
+    has_own_queue = not is_pool and _KUEUE_LABEL in (metadata.get("labels") or {})
+    held: HeldSpec[Any] = (
+        held_pool_spec(name, spec, status.accepted_spec)
+        if is_pool
+        else held_job_spec(name, spec, status.accepted_spec, lambda job: check(job, has_own_queue))
+    )
+    fields: dict[str, Any] = {
+        "key": NamespacedName(
+            POOL_KIND if is_pool else JOB_KIND, str(metadata.get("namespace", "")), name
+        ),
         "uid": str(metadata.get("uid", "")),
         "generation": int(metadata.get("generation") or 0),
         "created": decode_time(metadata.get("creationTimestamp")) or _EPOCH_TIME,
         "is_deleting": bool(metadata.get("deletionTimestamp")),
+        "spec": held.spec,
+        "spec_error": held.spec_error,
+        "status": status,
+        "spec_text": held.text,
+        "edit_error": held.edit_error,
     }
-    spec_json, status_json = content.get("spec"), content.get("status")
-    if kind == POOL_KIND:
-        status = decode_status(status_json, is_pool=True)
-        held_pool = held_pool_spec(name, spec_json, status.accepted_spec)
-        pool = Pool(
-            **common,
-            spec=held_pool.spec,
-            spec_error=held_pool.spec_error,
-            status=status,
-            spec_text=held_pool.text,
-            edit_error=held_pool.edit_error,
-        )
-        return WorkloadRecord(content, pool)
-    status = decode_status(status_json)
-    has_own_queue = _KUEUE_LABEL in (metadata.get("labels") or {})
-    held = held_job_spec(
-        name, spec_json, status.accepted_spec, lambda spec: check(spec, has_own_queue)
-    )
-    job = Job(
-        **common,
-        spec=held.spec,
-        spec_error=held.spec_error,
-        status=status,
-        spec_text=held.text,
-        edit_error=held.edit_error,
-    )
+    if is_pool:
+        return WorkloadRecord(content, Pool(**fields))
+    asked = (metadata.get("annotations") or {}).get(RETRY_ANNOTATION)
     return WorkloadRecord(
         content,
-        job,
-        is_left_alone=is_left_alone(spec_json),
+        Job(**fields, retried_end=decode_time(asked)),
+        is_left_alone=is_left_alone(spec),
         has_own_queue=has_own_queue,
         refusal=check(held.spec, has_own_queue) if held.spec is not None else "",
     )
@@ -170,6 +162,7 @@ def pod_record(content: Json) -> PodRecord:
     index = str(labels.get(INDEX_LABEL, "0"))
     role = (metadata.get("annotations") or {}).get(ROLE_LABEL) or labels.get(ROLE_LABEL, "")
     exit_code, problem = outcome(status)
+    unscheduled = _unscheduled(status)
     node = str(spec.get("nodeName") or "")
     conditions = frozenset(
         str(entry.get("type"))
@@ -193,10 +186,10 @@ def pod_record(content: Json) -> PodRecord:
         end_by=decode_time(metadata.get("deletionTimestamp")),
         node=node,
         exit_code=exit_code,
-        problem=problem or _unscheduled(status),
+        problem=problem or str(unscheduled.get("message") or "")[:MAX_PROBLEM],
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
-        unschedulable_since=None if node else _unschedulable_since(status),
+        unschedulable_since=None if node else decode_time(unscheduled.get("lastTransitionTime")),
         is_turned_away=is_turned_away,
         is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
     )
@@ -260,18 +253,12 @@ def _phase(value: object) -> PodPhase:
         return PodPhase.PENDING
 
 
-def _unscheduled(status: Mapping[str, Any]) -> str:
+def _unscheduled(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the condition of a pod that has no node; empty if it does not say so."""
     for entry in status.get("conditions") or []:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
-            return str(entry.get("message") or "")[:MAX_PROBLEM]
-    return ""
-
-
-def _unschedulable_since(status: Mapping[str, Any]) -> datetime.datetime | None:
-    for entry in status.get("conditions") or []:
-        if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
-            return decode_time(entry.get("lastTransitionTime"))
-    return None
+            return dict(entry)
+    return {}
 
 
 def _requested(spec: Mapping[str, Any]) -> Resources:

@@ -28,6 +28,13 @@ from tinsmith_jobs.plan.failure_policy import (
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.retry_policy import (
+    advice,
+    begun_anew,
+    is_corrected,
+    is_retried,
+    report_of_this_attempt,
+)
 from tinsmith_jobs.plan.status_transitions import accept_spec, assign_nodes
 from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
 from tinsmith_jobs.spec import (
@@ -41,10 +48,6 @@ from tinsmith_jobs.spec import (
     Scheduling,
 )
 from tinsmith_jobs.status import Assignment, Failure, Status
-
-_APPLY_ANEW = (
-    "a change of the spec does not start a job again that failed: delete it, and apply it anew"
-)
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -77,10 +80,11 @@ class _Planner:
         """Return the plan."""
         spec = self._job.spec
         if self._status.phase in ENDED:
-            if not self._is_corrected():
+            if is_retried(self._job):
+                return self._retry()
+            if not is_corrected(self._job, self._observed):
                 return self._clean_up()
-            token = self._status.fencing_token
-            self._status = Status(observed_generation=self._job.generation, fencing_token=token)
+            self._status = begun_anew(self._status, self._job.generation)
         if spec is None:
             return self._fail(
                 Failure(conditions.INVALID_SPEC, f"the job cannot be run: {self._job.spec_error}")
@@ -99,22 +103,6 @@ class _Planner:
         if self._status.assigned_time is None:
             return self._wait(spec)
         return self._hold(spec)
-
-    def _is_changed(self) -> bool:
-        return self._job.generation != self._job.status.observed_generation
-
-    def _is_corrected(self) -> bool:
-        """Whether a job that could not be run can be now; nothing of it had started."""
-        status = self._status
-        reason = status.failure.reason if status.failure is not None else ""
-        return (
-            status.phase is Phase.FAILED
-            and reason in (conditions.INVALID_SPEC, conditions.POD_REJECTED)
-            and status.start_time is None
-            and self._is_changed()
-            and self._job.spec is not None
-            and not self._observed.rejection
-        )
 
     def _driver_pods(self) -> list[PodView]:
         current = self._status.assigned_to(DRIVER, 0)
@@ -187,8 +175,7 @@ class _Planner:
         is_released = left.is_done and not self._job.status.assignments
         is_old = is_released and ttl_s is not None and age_s >= ttl_s
         requeue_s = None if ttl_s is None else max(1.0, ttl_s - age_s)
-        is_tried_again = self._status.phase is Phase.FAILED and self._is_changed()
-        told = _APPLY_ANEW if is_tried_again else ""
+        told = advice(self._job)
         return Plan(
             status=replace(self._status, waiting_for=told if left.is_done else left.waiting_for),
             delete=left.delete,
@@ -197,6 +184,18 @@ class _Planner:
             requeue_s=requeue_s if left.is_done else 5.0,
             events=tuple(self._events),
         )
+
+    def _retry(self) -> Plan:
+        """Begin anew; the pods that were kept for their logs go."""
+        told = "the job begins anew, as its author asked"
+        self._events.append(Event(conditions.RETRIED, told))
+        delete = tuple(
+            PodDeletion(pod.name, pod.uid, None)
+            for pod in self._observed.pods.values()
+            if not pod.is_deleting
+        )
+        status = begun_anew(self._status, self._job.generation)
+        return self._planned(status, delete=delete, requeue_s=0.0)
 
     # Stops.
 
@@ -369,12 +368,13 @@ class _Planner:
         if too_long is not None:
             return self._fail(too_long)
         pause_s = backoff_left_s(self._status, self._now, self._limits)
+        report = report_of_this_attempt(self._status, self._observed.report)
         kept = maintain_pods(
             self._job.key.name,
             spec.roles,
             self._status,
             self._observed,
-            react=lambda pod: react(pod, _rules(spec), self._observed.report),
+            react=lambda pod: react(pod, _rules(spec), report),
             groups=[role.name for role in spec.roles if spec.is_group(role)],
             may_create=pause_s <= 0 and not self._observed.obstacle and not self._observed.missing,
         )

@@ -141,6 +141,7 @@ class Job:
         is_deleting: Whether it was deleted; the cluster then deletes its pods.
         spec_text: The spec that holds, as JSON.
         edit_error: Why the present spec does not hold, but the one before it.
+        retried_end: When it had failed, if its author wants it to go on nevertheless.
     """
 
     key: NamespacedName
@@ -153,6 +154,7 @@ class Job:
     is_deleting: bool = False
     spec_text: str = ""
     edit_error: str = ""
+    retried_end: datetime.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
         {
             READ: "GetTrainingJob ListTrainingJobs WatchTrainingJob ReadTrainingJobLog",
             USE: "CreateTrainingJob CancelTrainingJob SuspendTrainingJob ResumeTrainingJob "
-            "DeleteTrainingJob ReportTrainingJob GetTrainingJobReport",
+            "RetryTrainingJob DeleteTrainingJob ReportTrainingJob GetTrainingJobReport",
             PODS: "ListTrainingJobReports DeleteTrainingJobReport EnsureJobKey RevokeJobKey "
             "ListJobKeys",
         },

@@ -20,6 +20,7 @@ from kubernetes import client, config, watch
 
 from tinsmith.jobs.json_form import API_VERSION, KIND
 from tinsmith.names import JobName
+from tinsmith_jobs.naming import RETRY_ANNOTATION
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     ClusterRefusedError,
@@ -33,7 +34,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.records import RequestIdentity
-from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES
+from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES, has_failed
 from tinsmith_scheduler.store.job_reports import job_not_found
 from tinsmith_scheduler.store.records import Job, Json, LogPart, LogPosition, PageRequest
 
@@ -137,14 +138,22 @@ class KubernetesLauncher:
     async def cancel(self, name: JobName) -> Job:
         """Save and end a job for good."""
         job = await self.get(name)
-        return job if _is_finished(job) else await self._patch(name, "cancel", value=True)
+        return job if _is_finished(job) else await self._patch(name, {"spec": {"cancel": True}})
 
     async def set_suspended(self, name: JobName, *, suspended: bool) -> Job:
         """Let a job wait, or go on."""
         job = await self.get(name)
         if _is_finished(job):
             raise JobFinishedError(f"job {name} is {job.status['phase']}", job=name)
-        return await self._patch(name, "suspend", value=suspended)
+        return await self._patch(name, {"spec": {"suspend": suspended}})
+
+    async def retry(self, name: JobName) -> Job:
+        """Tell the controller which end of a job it is to undo."""
+        job = await self.get(name)
+        if not has_failed(job):
+            return job
+        asked = {RETRY_ANNOTATION: job.status["completionTime"]}
+        return await self._patch(name, {"metadata": {"annotations": asked}})
 
     async def delete(self, name: JobName) -> None:
         """Have the resource deleted, which ends the job."""
@@ -267,9 +276,7 @@ class KubernetesLauncher:
         finally:
             stream.stop()
 
-    async def _patch(self, name: JobName, field: str, *, value: bool) -> Job:
-        # A list is sent as a JSON patch, in which `add` also replaces.
-        patch = [{"op": "add", "path": f"/spec/{field}", "value": value}]
+    async def _patch(self, name: JobName, changes: Json) -> Job:
         changed = await self._call(
             self._objects.patch_namespaced_custom_object,
             _GROUP,
@@ -277,8 +284,9 @@ class KubernetesLauncher:
             self._namespace(name.project),
             _PLURAL,
             name.job,
-            patch,
+            changes,
             name=name,
+            _content_type="application/merge-patch+json",
         )
         return _job(name.project, changed)
 

@@ -6,11 +6,26 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from tinsmith.names import JobName
-from tinsmith_jobs.conditions import ENDED
+from tinsmith_jobs.conditions import ENDED, Phase
+from tinsmith_runtime.errors import JobFinishedError
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_scheduler.store.records import Job, Json, LogPart, LogPosition, PageRequest
 
 FINISHED_PHASES = frozenset(phase.value for phase in ENDED)
+
+
+def has_failed(job: Job) -> bool:
+    """Return whether a job may be tried again; one that has not ended needs no such thing.
+
+    Raises:
+        JobFinishedError: If it has ended in another way.
+    """
+    phase = job.status.get("phase")
+    if phase in FINISHED_PHASES and phase != Phase.FAILED.value:
+        raise JobFinishedError(
+            f"job {job.name} is {phase}, and only one that failed can be tried again", job=job.name
+        )
+    return phase == Phase.FAILED.value
 
 
 class Launcher(Protocol):
@@ -60,6 +75,14 @@ class Launcher(Protocol):
 
         Raises:
             JobFinishedError: If it has ended.
+        """
+        ...
+
+    async def retry(self, name: JobName) -> Job:
+        """Let a failed job go on; one that has not ended is left as it is.
+
+        Raises:
+            JobFinishedError: If it has ended in another way.
         """
         ...
 

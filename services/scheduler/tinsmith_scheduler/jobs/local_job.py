@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import replace
-from pathlib import Path
 
-from tinsmith.driver.methods import read_method
-from tinsmith.errors import ConfigurationError
-from tinsmith.jobs.data import RECIPE_METHODS
 from tinsmith.names import JobName
-from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.naming import JOB_KIND, NamespacedName
 from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.failure_policy import FAILED_EXIT_CODE, SIGTERM_EXIT_CODE
 from tinsmith_jobs.plan.termination import MAX_PROBLEM, describe_termination
+from tinsmith_jobs.recipe_check import check_recipe
 from tinsmith_jobs.spec import DRIVER, JobSpec, Method
 from tinsmith_jobs.spec_codec import decode_job
 from tinsmith_jobs.spec_reader import SpecError
@@ -29,7 +25,7 @@ from tinsmith_scheduler.jobs.driver_process import DriverProcess
 from tinsmith_scheduler.store.records import Job, JobOutcome, JobReport, Json
 
 NODE = "local"
-_GENERATION = 1
+GENERATION = 1
 _EXIT_CODES = {
     JobOutcome.SUCCEEDED: 0,
     JobOutcome.SAVED: SIGTERM_EXIT_CODE,
@@ -45,6 +41,7 @@ def check_spec(name: JobName, spec: Json) -> None:
     """
     try:
         job = decode_job(name.job, spec, is_local=True)
+        check_recipe(job, is_local=True)
     except SpecError as error:
         problem = str(error).removeprefix(error.field).lstrip(": ")
         raise InvalidFieldError(error.field, problem) from error
@@ -66,18 +63,6 @@ def check_spec(name: JobName, spec: Json) -> None:
         raise InvalidFieldError(
             "spec.roles.driver.template.command", "is needed: one machine runs no images"
         )
-    if job.method.value in RECIPE_METHODS and not has_command:
-        _check_method(job)
-
-
-def _check_method(job: JobSpec) -> None:
-    """Read the method as the driver will, which is of the same release on this machine."""
-    model = job.model.name if job.model is not None else "of-a-pool"
-    try:
-        read_method(describe_method(job, model=model, data=job.data.name), Path())
-    except ConfigurationError as error:
-        advice = f"; {error.remedy}" if error.remedy else ""
-        raise InvalidFieldError("spec.method", f"is refused: {error.message}{advice}") from error
 
 
 def read_job(job: Job) -> plans.Job:
@@ -95,7 +80,7 @@ def read_job(job: Job) -> plans.Job:
     return plans.Job(
         key=NamespacedName(JOB_KIND, name.project, name.job),
         uid=job.uid,
-        generation=_GENERATION,
+        generation=GENERATION,
         created=as_time(job.create_time_s),
         spec=spec,
         spec_error=problem,

@@ -29,8 +29,9 @@ from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.retry_policy import begun_anew
 from tinsmith_jobs.spec import DRIVER, JobSpec, Template
-from tinsmith_jobs.status_codec import encode_status
+from tinsmith_jobs.status_codec import decode_status, encode_status
 from tinsmith_runtime.errors import AlreadyExistsError, JobFinishedError, JobNotFoundError
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller, derive_job_key
@@ -41,8 +42,9 @@ from tinsmith_runtime.variables import allowed_variables
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs import job_store
 from tinsmith_scheduler.jobs.driver_process import TERMINATION_LOG, DriverProcess
-from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES
+from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES, has_failed
 from tinsmith_scheduler.jobs.local_job import (
+    GENERATION,
     as_time,
     check_spec,
     observe,
@@ -208,6 +210,19 @@ class LocalLauncher:
         """Let a job wait, or go on."""
         return await self._change(name, {"suspend": suspended}, must_run=True)
 
+    async def retry(self, name: JobName) -> Job:
+        """Let a failed job go on, once its driver has ended."""
+        while True:
+            # A pass that goes on would store the status that it planned from.
+            async with self._lock:
+                job = await self.get(name)
+                if not has_failed(job):
+                    return job
+                if _has_ended(job):
+                    await self._begin_anew(job)
+                    return await self.get(name)
+            await self._next_pass()
+
     async def delete(self, name: JobName) -> None:
         """End a job at once and forget it."""
         # A pass that goes on would start the driver again.
@@ -229,10 +244,7 @@ class LocalLauncher:
                 revision = job.revision
             if job.status.get("phase") in FINISHED_PHASES:
                 return
-            async with self._passed:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PASS_INTERVAL_S * 4):
-                        await self._passed.wait()
+            await self._next_pass()
             try:
                 job = await self.get(name)
             except JobNotFoundError:
@@ -250,6 +262,21 @@ class LocalLauncher:
 
         async for part in read_file_log(str(name), self._driver(job).log, wanted, has_ended):
             yield part
+
+    async def _begin_anew(self, job: Job) -> None:
+        status = encode_status(begun_anew(decode_status(job.status), GENERATION))
+        self._driver(job).delete_pod()
+        await self._database.write(
+            lambda connection: job_store.update_job(connection, job, status=status)
+        )
+        self._changed.set()
+
+    async def _next_pass(self) -> None:
+        """Return after the next pass, or a while."""
+        async with self._passed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PASS_INTERVAL_S * 4):
+                    await self._passed.wait()
 
     async def _change(self, name: JobName, values: Json, *, must_run: bool) -> Job:
         def write(connection: sa.Connection) -> Job:
@@ -345,7 +372,8 @@ class LocalLauncher:
 
     async def _start_driver(self, job: Job, spec: JobSpec, driver: DriverProcess, pod: str) -> None:
         name = JobName.parse(job.name)
-        key = derive_job_key(self._secret, job.uid)
+        # Of each driver its own: a job that is tried again had the others revoked when it failed.
+        key = derive_job_key(self._secret, f"{job.uid}/{pod}")
         await self._keys.ensure_job_key(
             NewJobKey(name, job.uid, key.key_id, key.secret_sha256, "", f"job {name.job}"), _PODS
         )

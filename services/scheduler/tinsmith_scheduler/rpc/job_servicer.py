@@ -111,6 +111,11 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         name = _own_job(request.name)
         return job_codec.encode_job(await self._launcher.set_suspended(name, suspended=False))
 
+    async def RetryTrainingJob(
+        self, request: job_pb2.RetryTrainingJobRequest, context: Context
+    ) -> job_pb2.TrainingJob:
+        return job_codec.encode_job(await self._launcher.retry(_own_job(request.name)))
+
     async def DeleteTrainingJob(
         self, request: job_pb2.DeleteTrainingJobRequest, context: Context
     ) -> job_pb2.DeleteTrainingJobResponse:

@@ -1,0 +1,50 @@
+"""Settings of a job's recipe, read as its driver will read them, before anything is held for it.
+
+A driver with an image or a command of its author's own may have other settings, and is left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tinsmith.driver.agents import read_agents
+from tinsmith.driver.methods import read_method
+from tinsmith.errors import ConfigurationError
+from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith_jobs.method import describe_agents, describe_method
+from tinsmith_jobs.spec import DRIVER, JobSpec, Template
+from tinsmith_jobs.spec_reader import SpecError
+
+_NEED_PACKAGES = frozenset({"log_to"})
+"""Refused where a package is missing, which the image of drivers may have."""
+_ANY_MODEL = "of-a-pool"
+
+
+def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
+    """Refuse settings that the driver of a job would refuse.
+
+    Args:
+        job: What is to be run.
+        is_local: Whether the driver runs beside this process, which runs no images.
+
+    Raises:
+        SpecError: If the recipe has no such setting, or not with this value.
+    """
+    driver = job.role(DRIVER)
+    template = driver.template if driver is not None else Template()
+    is_own = bool(template.command or (template.image and not is_local))
+    if job.method.value not in RECIPE_METHODS or is_own:
+        return
+    unseen = frozenset() if is_local else _NEED_PACKAGES
+    parameters = {name: value for name, value in job.parameters.items() if name not in unseen}
+    model = job.model.name if job.model is not None else _ANY_MODEL
+    described = describe_method(replace(job, parameters=parameters), model=model, data="")
+    agents = describe_agents(job, model=model, address="")
+    try:
+        read_method(described, Path(), read_agents({"TINSMITH_JOB_AGENTS": agents}))
+    except ConfigurationError as error:
+        advice = f"; {error.remedy}" if error.remedy else ""
+        raise SpecError(
+            f"spec.method is refused: {error.message}{advice}", "spec.method"
+        ) from error

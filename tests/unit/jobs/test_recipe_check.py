@@ -1,0 +1,74 @@
+"""Settings of recipes, as authors of jobs write them: each is taken or refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+
+from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith_jobs.recipe_check import check_recipe
+from tinsmith_jobs.spec import JobSpec, Method, Model
+from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.spec_reader import SpecError
+
+HOSTILE: list[Any] = [
+    None,
+    True,
+    -1,
+    10**400,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "1e999",
+    "9" * 5000,
+    "~nobody-here/x",
+    "\0",
+    "\ud800",
+    [],
+    [[[]]],
+    {},
+    {"a": {"b": None}},
+]
+
+
+def job_of(kind: str, **parameters: object) -> JobSpec:
+    return JobSpec(method=Method(kind), model=Model(name="tiny", source=""), parameters=parameters)
+
+
+@pytest.mark.parametrize("kind", sorted(RECIPE_METHODS))
+def test_any_value_of_any_setting_is_taken_or_refused(kind: str) -> None:
+    recipe = importlib.import_module(f"tinsmith.recipes.{kind}")
+    refusals: list[SpecError] = []
+    for name in ["", "__class__", *(field.name for field in dataclasses.fields(recipe.Config))]:
+        for value in HOSTILE:
+            try:
+                check_recipe(job_of(kind, **{name: value}))
+            except SpecError as error:
+                refusals.append(error)
+    assert len(refusals) > len(HOSTILE)
+    assert {refusal.field for refusal in refusals} == {"spec.method"}
+    assert not [refusal for refusal in refusals if "\n" in str(refusal)]
+
+
+def test_agents_of_a_job_are_the_agents_of_its_recipe() -> None:
+    roles = {"agents": [{"name": "first"}, {"name": "second"}], "trainer": {}, "sampler": {}}
+    spec = {"method": {"type": "match"}, "model": {"name": "tiny", "source": "hf://a/b"}}
+
+    check_recipe(decode_job("match", {**spec, "roles": roles}))
+
+    parameters = {"type": "match", "parameters": {"agents": "first,second"}}
+    with pytest.raises(SpecError, match=r"is set by spec\.roles\.agents; leave it out"):
+        check_recipe(decode_job("match", {**spec, "roles": roles, "method": parameters}))
+
+
+def test_what_needs_a_package_is_looked_at_on_one_machine_alone() -> None:
+    job = job_of("supervised", log_to="no-such-tracker")
+
+    check_recipe(job)
+
+    with pytest.raises(SpecError, match="log_to is 'no-such-tracker'"):
+        check_recipe(job, is_local=True)
