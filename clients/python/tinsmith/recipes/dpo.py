@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.dry_run import Preview, PreviewedRow
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
@@ -41,7 +42,7 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, numpy_loss
 from tinsmith.types import Datum
 
-__all__ = ["Config", "Summary", "main"]
+__all__ = ["Config", "Summary", "main", "preview"]
 
 CURVE = Curve("dpo_loss", "loss per pair")
 METRICS = ("dpo_loss", "accuracy", "margin", "chosen_reward", "rejected_reward")
@@ -142,6 +143,33 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         observer,
         first=[show_weights(tokenizer, datum) for datum in pairs.first],
         note=chosen.note,
+    )
+
+
+def preview(config: Config, client: Client) -> Preview:
+    """Return the pairs as the model would read them; nothing is made on the server.
+
+    Raises:
+        ConfigurationError: If the data cannot be read.
+    """
+    tokenizer = client.get_tokenizer(config.base_model)
+    served = {model.base_model: model for model in client.list_models()}
+    pairs = load_preferences(config.data)
+    return Preview(
+        source=config.data,
+        rows=[
+            PreviewedRow(
+                where=pair.chosen.where,
+                layout="pairs",
+                data=pair.to_data(tokenizer),
+                num_answers=2,
+                num_trained=2,
+            )
+            for pair in [*pairs.train, *pairs.held_out]
+        ],
+        turns="the chosen and the rejected one of each row",
+        tokenizer=tokenizer,
+        max_context_tokens=served[config.base_model].max_context_tokens,
     )
 
 
