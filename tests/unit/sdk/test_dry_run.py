@@ -53,6 +53,9 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str, recipe: str = "superv
     ("words", "trained", "first"),
     [
         pytest.param([], "2 of 3 answers, train_on=last; 1 rows say", "⟦hi", id="last"),
+        pytest.param(
+            ["chat_template=role_colon"], "2 of 3 answers", "User: fg\n\nAssistant:⟦ hi", id="named"
+        ),
         pytest.param(["train_on=all"], "3 of 3 answers, train_on=all; 1 rows", "⟦de", id="all"),
         pytest.param(
             ["learning_rate=1e-3,1e-2"], "2 of 3 answers, train_on=last", "⟦hi", id="sweep"

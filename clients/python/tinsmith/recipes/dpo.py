@@ -110,7 +110,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     reference = client.create_sampler(
         base_model="" if begin_from else config.base_model, checkpoint=begin_from
     )
-    tokenizer = client.get_tokenizer(config.base_model)
+    tokenizer = reference.get_tokenizer()
     served = {model.base_model: model for model in client.list_models()}
     pairs = _Pairs(
         config, tokenizer, reference, max_tokens=served[config.base_model].max_context_tokens
@@ -152,7 +152,7 @@ def preview(config: Config, client: Client) -> Preview:
     Raises:
         ConfigurationError: If the data cannot be read.
     """
-    tokenizer = client.get_tokenizer(config.base_model)
+    tokenizer = _tokenizer_of(config, client)
     served = {model.base_model: model for model in client.list_models()}
     pairs = load_preferences(config.data)
     return Preview(
@@ -171,6 +171,13 @@ def preview(config: Config, client: Client) -> Preview:
         tokenizer=tokenizer,
         max_context_tokens=served[config.base_model].max_context_tokens,
     )
+
+
+def _tokenizer_of(config: Config, client: Client) -> Tokenizer:
+    """Return the tokenizer without a run: a checkpoint may have a chat template of its own."""
+    if config.begin_from:
+        return client.create_sampler(checkpoint=config.begin_from).get_tokenizer()
+    return client.get_tokenizer(config.base_model)
 
 
 def dpo_loss(reference_logprobs: Sequence[float], beta: float) -> CustomLoss:

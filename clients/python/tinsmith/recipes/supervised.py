@@ -22,6 +22,7 @@ from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.conversations import Conversation, read_conversations
 from tinsmith.recipes.tasks.row_layouts import ASSISTANT
 from tinsmith.recipes.tasks.supervised_tasks import SHIPPED, RowRules, SupervisedTask, make_task
+from tinsmith.text.named_templates import tokenizer_with
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.training_run import TrainingRun
 
@@ -40,6 +41,8 @@ class Config:
     base_model: str = "tiny"
     data: str = "pig_latin"
     """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
+    chat_template: str = ""
+    """`role_colon` or a file that ends with `.jinja`; that of the base model if it is empty."""
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
@@ -153,6 +156,8 @@ def _preview_row(conversation: Conversation, tokenizer: Tokenizer, train_on: str
 
 def _read_model(config: Config, client: Client) -> tuple[Tokenizer, RowRules]:
     tokenizer = client.get_tokenizer(config.base_model)
+    if config.chat_template:
+        tokenizer = tokenizer_with(tokenizer, config.chat_template)
     served = {model.base_model: model for model in client.list_models()}
     rules = RowRules(
         train_on=config.train_on,

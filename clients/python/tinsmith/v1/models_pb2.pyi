@@ -103,12 +103,18 @@ Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
 
 @_typing.final
 class AdapterConfig(_message.Message):
-    """Says what of a model is trained."""
+    """Says what of a model is trained, and how its conversations are written."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    chat_template: _builtins.str
+    """Holds the run's own chat template, as `chat_template.jinja` of a model has it. Its samples, its
+    checkpoints and their exports are rendered by it; that of the base model if it is empty.
+    """
     @_builtins.property
     def lora(self) -> Global___LoraConfig:
         """A low-rank adapter."""
@@ -117,15 +123,21 @@ class AdapterConfig(_message.Message):
     def full(self) -> Global___FullParameterConfig:
         """All weights."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lists the tokens with which this template ends an answer, beside those of the base model."""
+
     def __init__(
         self,
         *,
         lora: Global___LoraConfig | None = ...,
         full: Global___FullParameterConfig | None = ...,
+        chat_template: _builtins.str = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "kind", b"kind", "lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "kind", b"kind", "lora", b"lora"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "full", b"full", "kind", b"kind", "lora", b"lora", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["lora", "full"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

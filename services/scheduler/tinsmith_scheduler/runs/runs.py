@@ -383,6 +383,10 @@ def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:
     Raises:
         InvalidFieldError: If another one was asked for; names the field.
     """
+    if new.adapter.chat_template not in ("", stored.chat_template):
+        raise InvalidFieldError(
+            "adapter.chat_template", "is that of the source checkpoint; leave it out"
+        )
     if new.given_adapter_fields is None:
         return stored
     if not isinstance(stored, LoraConfig) or not isinstance(new.adapter, LoraConfig):

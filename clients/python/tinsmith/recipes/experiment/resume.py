@@ -176,8 +176,12 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
         return client.create_training_run_from_checkpoint(
             begin_from, include_optimizer=not is_other, display_name=display_name
         )
+    # Not every recipe has the setting.
+    chat_template = getattr(config, "chat_template", "")
     if config.adapter == "full":
-        return client.create_full_training_run(config.base_model, display_name=display_name)
+        return client.create_full_training_run(
+            config.base_model, display_name=display_name, chat_template=chat_template
+        )
     return client.create_lora_training_run(
         config.base_model,
         config.rank,
@@ -185,4 +189,5 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
         # Not every recipe has the setting.
         train_unembed=getattr(config, "train_unembed", False),
         display_name=display_name,
+        chat_template=chat_template,
     )
