@@ -153,6 +153,8 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
         format_coef=config.format_coef,
         num_demonstrations=config.num_demonstrations,
     )
+    # A model that is not served is refused before a run is made.
+    client.get_tokenizer(config.base_model)
     served = {model.base_model: model for model in client.list_models()}
     model = served[config.base_model]
     if OwnCode.is_named(config):
