@@ -523,6 +523,8 @@ class ModelInfo:
     """Of its weights, `float32` or `bfloat16`; adapters are float32 always."""
     images: ImageRules | None = None
     """How it turns images into tokens; None if it reads none."""
+    layers_without_adapters: tuple[str, ...] = ()
+    """Kinds of matrices that no adapter reaches, such as `model.layers.*.mlp.gate`."""
 
 
 @dataclass(frozen=True, slots=True)

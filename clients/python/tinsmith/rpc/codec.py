@@ -293,6 +293,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
         reads_images=model.reads_images,
         dtype=model.dtype,
         images=_decode_image_rules(model.images) if model.HasField("images") else None,
+        layers_without_adapters=tuple(model.layers_without_adapters),
     )
 
 

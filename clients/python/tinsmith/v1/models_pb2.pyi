@@ -194,6 +194,7 @@ class ModelCapabilities(_message.Message):
     READS_IMAGES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    LAYERS_WITHOUT_ADAPTERS_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model, as `CreateTrainingRun` takes it."""
     vocabulary_size: _builtins.int
@@ -222,6 +223,12 @@ class ModelCapabilities(_message.Message):
     def images(self) -> Global___ImageRules:
         """Says how many tokens an image takes; absent if the model reads none."""
 
+    @_builtins.property
+    def layers_without_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lists the kinds of matrices that no adapter reaches, embeddings aside: paths of modules with `*`
+        for numbers, such as `model.layers.*.mlp.gate`. A run that trains all weights trains them.
+        """
+
     def __init__(
         self,
         *,
@@ -237,10 +244,11 @@ class ModelCapabilities(_message.Message):
         reads_images: _builtins.bool = ...,
         dtype: _builtins.str = ...,
         images: Global___ImageRules | None = ...,
+        layers_without_adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "images", b"images", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "images", b"images", "layers_without_adapters", b"layers_without_adapters", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
