@@ -108,7 +108,7 @@ def completion_logprobs(
     tops: Sequence[Top],
     tokenizer: ChatTokenizer,
     *,
-    offset: int,
+    offsets: list[int],
     num_top: int,
 ) -> dict[str, Any]:
     """Return the log-probabilities of a completion.
@@ -118,16 +118,11 @@ def completion_logprobs(
         logprobs: Of the tokens; NaN for the first of a prompt, which nothing precedes.
         tops: The most probable tokens at each; empty for none.
         tokenizer: Of the model.
-        offset: Where the text of the first token begins in the text of the choice.
+        offsets: Where each token begins in the text of the choice.
         num_top: How many of the most probable are told.
     """
-    texts = [tokenizer.text_of(token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
-        "tokens": texts,
+        "tokens": [tokenizer.text_of(token) for token in tokens],
         "token_logprobs": [_finite(value) for value in logprobs],
         "top_logprobs": (
             [_top_mapping(top[:num_top], tokenizer) for top in tops] if num_top else None
