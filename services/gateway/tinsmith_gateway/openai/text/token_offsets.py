@@ -1,7 +1,7 @@
 """Where each token begins in the text of a choice.
 
-The texts of tokens alone do not add up to it: a first space is left out, a special token may be,
-and a character may be made of several tokens, which all begin where it does.
+The texts of tokens alone do not add up to it. A first space is left out, and a special token may
+be. Tokens that make one character together all begin where it does.
 """
 
 from __future__ import annotations
