@@ -75,7 +75,7 @@ class Answer:
             return left
         text = "".join(one for one in left if isinstance(one, str))
         cut = self._read_cut(text)
-        return [one for one in left if not isinstance(one, str)] + cut if cut else left
+        return [*(one for one in left if not isinstance(one, str)), *cut] if cut else left
 
     @property
     def stop_string(self) -> str | None:
