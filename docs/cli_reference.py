@@ -52,7 +52,8 @@ def _described(command: Any, parent: Any) -> Iterator[str]:
 def _recipes() -> str:
     parts = [
         "# Settings of recipes\n\nGenerated from the code: what `tinsmith run RECIPE --help` says. "
-        "A setting is a word `name=value` behind the recipe, or a line of the file of `--config`.\n"
+        "A setting is a word `name=value` behind the recipe, or a line of the file of `--config`. "
+        "`--dry-run` shows what `supervised` or `dpo` would train on, and makes no run.\n"
     ]
     for recipe in RECIPES:
         parts.append(f"## {recipe}\n\n```text\n{describe_recipe(recipe).strip()}\n```\n")

@@ -172,3 +172,44 @@ def test_what_is_no_text_to_tokenize_is_refused_by_name(
 ) -> None:
     answer = post(rig, "/tokenize", model=BASE_MODEL, **body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+PICTURE = [{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "problem"),
+    [
+        pytest.param(
+            "/tokenize",
+            {"model": "nosuch", "prompt": "a"},
+            404,
+            ("not_found_error", "model_not_found", None),
+            id="model",
+        ),
+        pytest.param(
+            "/tokenize",
+            {"model": BASE_MODEL, "messages": [{"role": "user", "content": PICTURE}]},
+            400,
+            ("invalid_request_error", "invalid_field", "messages.0.content"),
+            id="message",
+        ),
+        pytest.param(
+            "/detokenize",
+            {"model": BASE_MODEL, "tokens": ["a"]},
+            400,
+            ("invalid_request_error", "invalid_field", "tokens.0"),
+            id="token",
+        ),
+    ],
+)
+def test_mistakes_of_tokenizing_have_the_type_of_openai_s(
+    rig: OpenAiRig,
+    route: str,
+    body: dict[str, Any],
+    status: int,
+    problem: tuple[str, str, str | None],
+) -> None:
+    answer = post(rig, route, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, (error["type"], error["code"], error["param"])) == (status, problem)

@@ -103,6 +103,43 @@ def test_a_named_function_is_called_once(client: openai.OpenAI, name: str) -> No
     assert all(names == [name] for names in called)
 
 
+def test_a_forced_call_that_is_cut_is_half_a_call_and_says_length(client: openai.OpenAI) -> None:
+    """As OpenAI and vLLM tell it: nothing of it is text, and its arguments are no JSON."""
+    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+    seen = 0
+    for max_tokens in range(44, 68, 4):
+        options: Any = {"tool_choice": choice, "max_tokens": max_tokens, "seed": 5}
+        answer = complete(client, **options).choices[0]
+        assert answer.finish_reason == "length"
+        if not answer.message.tool_calls:
+            continue
+        [call] = answer.message.tool_calls
+        assert (answer.message.content, call.function.name) == (None, "get_weather")
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(call.function.arguments)
+        chunks = list(complete(client, stream=True, **options))
+        deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+        assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
+        assert [each.choices[0].finish_reason for each in chunks][-1] == "length"
+        assert not any(chunk.choices[0].delta.content for chunk in chunks)
+        seen += 1
+    assert seen > 2
+
+
+def test_a_cut_call_of_a_response_is_incomplete(client: openai.OpenAI) -> None:
+    offered: Any = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
+    response = client.responses.create(
+        model=BASE_MODEL,
+        input="How is the weather?",
+        tools=offered,
+        tool_choice={"type": "function", "name": "get_weather"},
+        max_output_tokens=56,
+    )
+    assert response.status == "incomplete"
+    [item] = response.output
+    assert (item.type, item.status) == ("function_call", "incomplete")
+
+
 def test_allowed_tools_narrow_the_choice_and_leave_the_prompt(client: openai.OpenAI) -> None:
     allowed: Any = {
         "type": "allowed_tools",

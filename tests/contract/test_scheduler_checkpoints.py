@@ -111,6 +111,7 @@ async def test_a_load_of_unknown_outcome_is_asked_for_again(rig: Rig, owner: Met
         pytest.param({"lora": {"alpha": 4.0}}, "adapter.lora.alpha", id="alpha"),
         pytest.param({"lora": {"train_mlp": False}}, "adapter.lora.train_mlp", id="layers"),
         pytest.param({"full": True}, "adapter", id="full"),
+        pytest.param({"chat_template": "x"}, "adapter.chat_template", id="template"),
     ],
 )
 async def test_what_is_given_must_agree_with_the_source(
@@ -119,6 +120,8 @@ async def test_what_is_given_must_agree_with_the_source(
     source = await checkpoint_of(rig, owner)
     if lora := fields.pop("lora", None):
         fields["adapter"] = models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**lora))
+    if template := fields.pop("chat_template", ""):
+        fields["adapter"] = models_pb2.AdapterConfig(chat_template=template)
     if fields.pop("full", False):
         fields["adapter"] = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
     session = await rig.session(owner)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from tests.fakes.scheduler_fake_trainer import Rig, expect_rpc_error, running_rig
 
 from tinsmith.v1 import scheduler_pb2
+from tinsmith_scheduler.runs import run_store
 
 LIMIT = 3
 SILENT_S = 25
@@ -44,6 +46,21 @@ async def test_the_longest_silent_run_makes_room(rig: Rig) -> None:
     # Those that were silent for a shorter time, or hold nothing, go on.
     for session in (*sessions[1:], idle):
         await heartbeat(rig, session)
+
+
+async def test_where_there_is_room_runs_are_counted_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = run_store.count_project_runs
+    counted: list[int] = []
+
+    def note(connection: sa.Connection, project: str) -> int:
+        counted.append(count(connection, project))
+        return counted[-1]
+
+    monkeypatch.setattr(run_store, "count_project_runs", note)
+    await rig.create_run(rig.admin, await rig.session(rig.admin))
+    assert counted == [0]
 
 
 async def test_runs_whose_clients_are_heard_of_refuse(rig: Rig) -> None:

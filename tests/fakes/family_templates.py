@@ -43,6 +43,15 @@ QWEN3_FIRST = (
     "<|im_start|>{{ m.role + '\n' + text }}" + CALLS + "<|im_end|>\n{% endif %}{% endfor %}" + ASK
 )
 """Looks for a thought in a content, which must be a text; passes over other roles."""
+QWEN3_THINKING = (
+    TOOLS + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}"
+    "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}"
+    + CALLS
+    + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% endif %}"
+)
+"""Thinks in every turn: the prompt begins a thought, and an answer without one closes it."""
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}"
     "{% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}{% endif %}"
@@ -194,6 +203,7 @@ FAMILIES = {
     "qwen3-first": QWEN3_FIRST,
     "qwen3": QWEN3,
     "qwen3-vl": QWEN3_VL,
+    "qwen3-thinking": QWEN3_THINKING,
     "llama2": LLAMA2,
     "llama3": LLAMA3,
     "mistral": MISTRAL,

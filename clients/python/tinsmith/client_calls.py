@@ -54,6 +54,7 @@ class ClientCalls:
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Create a run that trains a low-rank adapter; returns once a trainer holds it.
 
@@ -73,6 +74,8 @@ class ClientCalls:
             history_retention_seconds: How long its past is kept after each operation, to be forked
                 and replayed: 25 h if None, which is the least, and at most 90 days unless the
                 server is set otherwise.
+            chat_template: `role_colon`, or a file that ends with `.jinja`: the template of the run,
+                its samples, checkpoints and exports. That of the base model if it is empty.
 
         Returns:
             The run.
@@ -80,6 +83,7 @@ class ClientCalls:
         Raises:
             NotFoundError: If no trainer serves the model.
             InvalidArgumentError: If rank or alpha is out of range.
+            ConfigurationError: If there is no such template, or it cannot be trained by.
             ResourceExhaustedError: If the project has too many runs.
 
         Example:
@@ -101,6 +105,7 @@ class ClientCalls:
             labels=user_metadata or {},
             run_id=run_id,
             history_retention_seconds=history_retention_seconds,
+            chat_template=chat_template,
         )
 
     @call
@@ -144,6 +149,7 @@ class ClientCalls:
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Create a run that trains all weights; returns once a trainer holds it.
 
@@ -167,6 +173,7 @@ class ClientCalls:
             labels=user_metadata or {},
             run_id=run_id,
             history_retention_seconds=history_retention_seconds,
+            chat_template=chat_template,
         )
 
     @call

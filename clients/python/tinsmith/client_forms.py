@@ -32,6 +32,7 @@ class ClientForms(ClientCalls):
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Create a run that trains a low-rank adapter; returns once a trainer holds it.
 
@@ -51,6 +52,8 @@ class ClientForms(ClientCalls):
             history_retention_seconds: How long its past is kept after each operation, to be forked
                 and replayed: 25 h if None, which is the least, and at most 90 days unless the
                 server is set otherwise.
+            chat_template: `role_colon`, or a file that ends with `.jinja`: the template of the run,
+                its samples, checkpoints and exports. That of the base model if it is empty.
 
         Returns:
             The run.
@@ -58,6 +61,7 @@ class ClientForms(ClientCalls):
         Raises:
             NotFoundError: If no trainer serves the model.
             InvalidArgumentError: If rank or alpha is out of range.
+            ConfigurationError: If there is no such template, or it cannot be trained by.
             ResourceExhaustedError: If the project has too many runs.
 
         Example:
@@ -76,6 +80,7 @@ class ClientForms(ClientCalls):
                 user_metadata=user_metadata,
                 run_id=run_id,
                 history_retention_seconds=history_retention_seconds,
+                chat_template=chat_template,
             )
         )
 
@@ -93,6 +98,7 @@ class ClientForms(ClientCalls):
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Do as `create_lora_training_run`, without blocking."""
         return await self._core.background.acall(
@@ -108,6 +114,7 @@ class ClientForms(ClientCalls):
                 user_metadata=user_metadata,
                 run_id=run_id,
                 history_retention_seconds=history_retention_seconds,
+                chat_template=chat_template,
             )
         )
 
@@ -163,6 +170,7 @@ class ClientForms(ClientCalls):
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Create a run that trains all weights; returns once a trainer holds it.
 
@@ -185,6 +193,7 @@ class ClientForms(ClientCalls):
                 user_metadata=user_metadata,
                 run_id=run_id,
                 history_retention_seconds=history_retention_seconds,
+                chat_template=chat_template,
             )
         )
 
@@ -196,6 +205,7 @@ class ClientForms(ClientCalls):
         user_metadata: Mapping[str, str] | None = None,
         run_id: str = "",
         history_retention_seconds: float | None = None,
+        chat_template: str = "",
     ) -> TrainingRun:
         """Do as `create_full_training_run`, without blocking."""
         return await self._core.background.acall(
@@ -205,6 +215,7 @@ class ClientForms(ClientCalls):
                 user_metadata=user_metadata,
                 run_id=run_id,
                 history_retention_seconds=history_retention_seconds,
+                chat_template=chat_template,
             )
         )
 

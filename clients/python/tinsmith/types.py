@@ -438,6 +438,8 @@ class TrainingRunInfo:
     history_retention_seconds: float = 0.0
     """How long its past is kept after each operation, to be forked and replayed; 0 of a server that
     does not say."""
+    chat_template: str = ""
+    """Its own, which its samples, checkpoints and exports have too; that of the model if empty."""
     exactness: str = ""
     """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
 
@@ -521,6 +523,8 @@ class ModelInfo:
     """Of its weights, `float32` or `bfloat16`; adapters are float32 always."""
     images: ImageRules | None = None
     """How it turns images into tokens; None if it reads none."""
+    layers_without_adapters: tuple[str, ...] = ()
+    """Kinds of matrices that no adapter reaches, such as `model.layers.*.mlp.gate`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     ]
     routes += tinker.routes()
     calls = ModelCalls(services)
-    routes += openai.routes(services, calls)
     routes += anthropic.routes(services, calls)
+    routes += openai.routes(services, calls)
     routes += episodes.routes(services)
     routes += page.routes(services)
     app = Starlette(

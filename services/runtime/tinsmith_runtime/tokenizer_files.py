@@ -11,14 +11,19 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ModelNotFoundError
 
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+NAMED_TEMPLATES_FOLDER = "additional_chat_templates"
+"""Where transformers keeps templates that have a name, such as `tool_use.jinja`."""
 _FILE_NAMES = (
     "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
+    TOKENIZER_CONFIG_FILE,
+    TEMPLATE_FILE,
+    f"{NAMED_TEMPLATES_FOLDER}/tool_use.jinja",
 )
 _PROCESSOR_TEMPLATE = "chat_template.json"
 """Where processors of models that read images once kept the template."""
+TEMPLATE_FILES = (TEMPLATE_FILE, _PROCESSOR_TEMPLATE)
 
 
 def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
@@ -29,13 +34,19 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
     paths = (directory / name for name in _FILE_NAMES)
     files = {path.name: path.read_bytes() for path in paths if path.is_file()}
     old = directory / _PROCESSOR_TEMPLATE
-    if "chat_template.jinja" not in files and old.is_file():
+    if TEMPLATE_FILE not in files and old.is_file():
         source = json.loads(old.read_text(encoding="utf-8")).get("chat_template")
         if isinstance(source, str):
-            files["chat_template.jinja"] = source.encode()
+            files[TEMPLATE_FILE] = source.encode()
     if "tokenizer.json" not in files:
         return scheduler_pb2.Tokenizer()
     return scheduler_pb2.Tokenizer(digest=digest_of(files), files=files)
+
+
+def read_chat_template(directory: Path) -> str | None:
+    """Return the default chat template of a model directory; None if it has none."""
+    files = dict(read_tokenizer(directory).files)
+    return Tokenizer(files).chat_template if files else None
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:

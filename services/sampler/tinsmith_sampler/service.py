@@ -308,7 +308,7 @@ class SamplingService:
         room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
         max_tokens = min(request.max_tokens, max(room, 1))
         if prompt.uses_model_stop_tokens:
-            own = self._stop_tokens.get(target.base_model, ())
+            own = [*self._stop_tokens.get(target.base_model, ()), *target.stop_tokens]
             stop_tokens = [*stop_tokens, *(token for token in own if token not in stop_tokens)]
         return dataclasses.replace(
             request,

@@ -19,6 +19,7 @@ class Target:
         run: Resource name of a live run; empty for none.
         trainer_address: Where the trainer of the checkpoint or run is.
         project: Id of the project that samples.
+        stop_tokens: What ends an answer by the run's own chat template.
     """
 
     base_model: str
@@ -26,6 +27,7 @@ class Target:
     run: str
     trainer_address: str
     project: str
+    stop_tokens: tuple[int, ...] = ()
 
     @property
     def source(self) -> str:

@@ -11,6 +11,7 @@ from tests.fakes.scripted_sampler import tokenizer_files
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
+from tinsmith_gateway.tokenizing.confined_tokenizer import ConfinedTokenizer
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.confined.process import ConfinedProcesses, Confinement
 from tinsmith_runtime.errors import FailedPreconditionError
@@ -55,6 +56,20 @@ async def test_a_template_of_another_pool_is_not_shared(confined: ConfinedProces
     theirs = await tokenizers.get("model", THEIRS)
     assert await tokenizers.get("model", MINE) is not theirs
     assert await tokenizers.get("model", THEIRS) is theirs
+
+
+async def test_a_template_of_a_run_is_confined_and_is_that_of_its_run_alone(
+    confined: ConfinedProcesses,
+) -> None:
+    tokenizers = TokenizerStore(cast(Upstream, Scheduler()), confined, max_bytes=2**20)
+    plain = await tokenizers.get("model", MINE)
+    own = await tokenizers.get("model", MINE, "{{ messages[0].content }}!")
+    assert isinstance(own, ConfinedTokenizer)
+    assert own.chat_template == "{{ messages[0].content }}!"
+    other = await tokenizers.get("model", MINE, "{{ messages[0].content }}?")
+    assert other.chat_template == "{{ messages[0].content }}?"
+    assert await tokenizers.get("model", MINE) is plain
+    assert await tokenizers.get("model", MINE, "{{ messages[0].content }}!") is own
 
 
 async def test_files_that_are_not_what_their_digest_says_are_refused(

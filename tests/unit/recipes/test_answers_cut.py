@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from tests.fakes.chat_models import QWEN3, tokenizer_files
-from tests.fakes.family_templates import CHATML, DEEPSEEK_R1, NEMOTRON, QWEN3_FIRST
+from tests.fakes.family_templates import (
+    CHATML,
+    DEEPSEEK_R1,
+    NEMOTRON,
+    QWEN3_FIRST,
+    QWEN3_THINKING,
+)
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks.conversations import (
@@ -24,12 +30,6 @@ from tinsmith.types import Datum
 
 END = "<|im_end|>"
 ASKED = {"role": "user", "content": "q"}
-ALWAYS_THINKS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}"
-    "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-"""As Qwen3's models that think in every turn."""
 
 
 def tokenizer_of(template: str, **config: str) -> Tokenizer:
@@ -69,9 +69,9 @@ def read_and_trained(datum: Datum, tokenizer: Tokenizer) -> tuple[list[int], str
         pytest.param(CHATML, say("\na"), f"\na{END}", id="begins-with-a-line-break"),
         pytest.param(CHATML, say("\n\n a"), f"\n\n a{END}", id="begins-with-two"),
         pytest.param(CHATML, say(f"a {END} b"), f"a {END} b{END}", id="mark-inside"),
-        pytest.param(ALWAYS_THINKS, say("a"), f"\n</think>\n\na{END}", id="without-a-thought"),
+        pytest.param(QWEN3_THINKING, say("a"), f"\n</think>\n\na{END}", id="without-a-thought"),
         pytest.param(
-            ALWAYS_THINKS, say("a", reasoning_content="t"), f"t\n</think>\n\na{END}", id="thought"
+            QWEN3_THINKING, say("a", reasoning_content="t"), f"t\n</think>\n\na{END}", id="thought"
         ),
         pytest.param(QWEN3, say("a"), f"<think>\n\n</think>\n\na{END}", id="thinks-by-itself"),
         pytest.param(

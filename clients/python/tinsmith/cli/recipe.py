@@ -20,6 +20,7 @@ from tinsmith.client import Client
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
 from tinsmith.field_docstrings import field_docstrings
+from tinsmith.recipes.dry_run import print_preview
 from tinsmith.recipes.experiment.rules import range_of
 from tinsmith.recipes.scenarios.table import SCENARIOS, configure
 from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
@@ -47,6 +48,10 @@ def run(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the experiment in the folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what supervised or dpo would train on; no run."),
     ] = False,
     shows_help: Annotated[
         bool, typer.Option("--help", "-h", help="Show this; with a recipe, also its settings.")
@@ -79,6 +84,9 @@ def run(
     # What ends a process from outside (timeout, a shutdown) saves as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     with Client(display_name=f"tinsmith run {recipe}") as client:
+        if dry_run:
+            _show_data(module, parsed, client)
+            return
         if isinstance(parsed, Sweep):
             run_sweep(
                 parsed,
@@ -87,6 +95,17 @@ def run(
             )
         else:
             _finish(module.main(parsed, client))
+
+
+def _show_data(module: Any, parsed: Any, client: Client) -> None:
+    """Print what a recipe would train on; the variants of a sweep differ in numbers alone."""
+    if not hasattr(module, "preview"):
+        raise ConfigurationError(
+            "--dry-run shows rows of data, and this recipe trains on none",
+            remedy="use it with supervised or dpo",
+        )
+    config = parsed.variants()[0].config if isinstance(parsed, Sweep) else parsed
+    print_preview(module.preview(config, client))
 
 
 def _finish(result: Any) -> None:

@@ -106,8 +106,13 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     # All that can be wrong with the data is found before anything is made on the server.
     prompts = load_prompts(config.data)
     config = dataclasses.replace(config, teacher_prompt=_read_prompt(config.teacher_prompt))
-    tokenizer = client.get_tokenizer(config.base_model)
     begin_from = (observer.begin_from if observer else "") or config.begin_from
+    # A checkpoint may have a chat template of its own.
+    tokenizer = (
+        client.create_sampler(checkpoint=begin_from).get_tokenizer()
+        if begin_from
+        else client.get_tokenizer(config.base_model)
+    )
     teacher = _open_teacher(config, begin_from, client, tokenizer, prompts)
     _check_lengths(config, client, tokenizer, teacher, prompts)
     settings = TeacherConfig(
@@ -164,7 +169,7 @@ def _open_teacher(
     sampler = client.create_sampler(
         base_model="" if is_checkpoint else name, checkpoint=name if is_checkpoint else ""
     )
-    own = client.get_tokenizer(sampler.base_model)
+    own = sampler.get_tokenizer()
     texts = [str(message["content"]) for prompt in prompts.train for message in prompt]
     if sampler.base_model != config.base_model and any(
         own.encode(text) != tokenizer.encode(text) for text in texts

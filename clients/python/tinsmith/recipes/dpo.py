@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.dry_run import Preview, PreviewedRow
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
@@ -41,7 +42,7 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, numpy_loss
 from tinsmith.types import Datum
 
-__all__ = ["Config", "Summary", "main"]
+__all__ = ["Config", "Summary", "main", "preview"]
 
 CURVE = Curve("dpo_loss", "loss per pair")
 METRICS = ("dpo_loss", "accuracy", "margin", "chosen_reward", "rejected_reward")
@@ -109,7 +110,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     reference = client.create_sampler(
         base_model="" if begin_from else config.base_model, checkpoint=begin_from
     )
-    tokenizer = client.get_tokenizer(config.base_model)
+    tokenizer = reference.get_tokenizer()
     served = {model.base_model: model for model in client.list_models()}
     pairs = _Pairs(
         config, tokenizer, reference, max_tokens=served[config.base_model].max_context_tokens
@@ -143,6 +144,40 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         first=[show_weights(tokenizer, datum) for datum in pairs.first],
         note=chosen.note,
     )
+
+
+def preview(config: Config, client: Client) -> Preview:
+    """Return the pairs as the model would read them; nothing is made on the server.
+
+    Raises:
+        ConfigurationError: If the data cannot be read.
+    """
+    tokenizer = _tokenizer_of(config, client)
+    served = {model.base_model: model for model in client.list_models()}
+    pairs = load_preferences(config.data)
+    return Preview(
+        source=config.data,
+        rows=[
+            PreviewedRow(
+                where=pair.chosen.where,
+                layout="pairs",
+                data=pair.to_data(tokenizer),
+                num_answers=2,
+                num_trained=2,
+            )
+            for pair in [*pairs.train, *pairs.held_out]
+        ],
+        turns="the chosen and the rejected one of each row",
+        tokenizer=tokenizer,
+        max_context_tokens=served[config.base_model].max_context_tokens,
+    )
+
+
+def _tokenizer_of(config: Config, client: Client) -> Tokenizer:
+    """Return the tokenizer without a run: a checkpoint may have a chat template of its own."""
+    if config.begin_from:
+        return client.create_sampler(checkpoint=config.begin_from).get_tokenizer()
+    return client.get_tokenizer(config.base_model)
 
 
 def dpo_loss(reference_logprobs: Sequence[float], beta: float) -> CustomLoss:

@@ -166,8 +166,8 @@ class MatchSource(Source):
 
     def _prepare(self, policy: RecipeAgent, run: TrainingRun) -> None:
         config, games = self._config, self._config.games
-        tokenizer = policy.client.get_tokenizer(policy.base_model)
         sampler = run.sampler()
+        tokenizer = sampler.get_tokenizer()
         keeper = self._keeper.of(policy.name, sampler)
         self._runners[policy.name] = RolloutRunner(
             tokenizer,

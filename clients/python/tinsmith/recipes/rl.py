@@ -153,7 +153,8 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
         format_coef=config.format_coef,
         num_demonstrations=config.num_demonstrations,
     )
-    tokenizer = client.get_tokenizer(config.base_model)
+    # A model that is not served is refused before a run is made.
+    client.get_tokenizer(config.base_model)
     served = {model.base_model: model for model in client.list_models()}
     model = served[config.base_model]
     if OwnCode.is_named(config):
@@ -162,7 +163,9 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
                 "code of your own has no pupil to imitate", remedy="set num_imitation_steps=0"
             )
         own = OwnCode(config, config.validation_config)
-        return lambda sampler, keeper: own.source(settings, sampler, tokenizer, model, keeper)
+        return lambda sampler, keeper: own.source(
+            settings, sampler, sampler.get_tokenizer(), model, keeper
+        )
     if config.environment:
         plan = _plan(config, client, max_context_tokens=model.max_context_tokens)
         return lambda sampler, keeper: ServedSource(settings, sampler, client, plan, keeper)
@@ -175,7 +178,7 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     if geometry is None:
         problems = load_problems(config.data, instruction=config.instruction)
         return lambda sampler, keeper: ProblemSource(
-            settings, sampler, tokenizer, problems, config.data, keeper
+            settings, sampler, sampler.get_tokenizer(), problems, config.data, keeper
         )
     if model.images is None:
         raise ConfigurationError(
@@ -185,7 +188,7 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     return lambda sampler, keeper: EnvironmentSource(
         settings,
         sampler,
-        tokenizer,
+        sampler.get_tokenizer(),
         geometry,
         max_context_tokens=model.max_context_tokens,
         images=model.images,

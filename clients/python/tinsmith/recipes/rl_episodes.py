@@ -142,7 +142,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
                 model=config.model,
                 say=log.say,
             )
-            tokenizer = client.get_tokenizer(config.base_model)
+            tokenizer = sampler.get_tokenizer()
             kept = _Kept(RolloutKeeper(experiment.folder, config.keep_rollouts, sampler), tokenizer)
             before = progress.once(
                 "before", lambda: _score(config, groups, tasks, kept, progress.first_step)

@@ -155,7 +155,7 @@ def _make_source(
     games = GameSource(
         settings,
         game,
-        client.get_tokenizer(config.base_model),
+        sampler.get_tokenizer(),
         ServiceSampler(sampler),
         baselines=opponents.baselines,
         league=opponents.league,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith.client import Client
+from tinsmith.recipes.dry_run import Preview, PreviewedRow
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
@@ -18,10 +19,14 @@ from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
 from tinsmith.recipes.steps_ahead import SentStep
-from tinsmith.recipes.tasks.supervised_tasks import RowRules, make_task
+from tinsmith.recipes.tasks.conversations import Conversation, read_conversations
+from tinsmith.recipes.tasks.row_layouts import ASSISTANT
+from tinsmith.recipes.tasks.supervised_tasks import SHIPPED, RowRules, SupervisedTask, make_task
+from tinsmith.text.named_templates import tokenizer_with
+from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.training_run import TrainingRun
 
-__all__ = ["Config", "Summary", "main"]
+__all__ = ["Config", "Summary", "main", "preview"]
 
 CURVE = Curve("loss", "loss per trained token")
 
@@ -36,6 +41,8 @@ class Config:
     base_model: str = "tiny"
     data: str = "pig_latin"
     """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
+    chat_template: str = ""
+    """`role_colon` or a file that ends with `.jinja`; that of the base model if it is empty."""
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
@@ -77,20 +84,8 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     # All that can be wrong with the data is found before anything is made on the server.
-    tokenizer = client.get_tokenizer(config.base_model)
-    served = {model.base_model: model for model in client.list_models()}
-    task = make_task(
-        config.data,
-        tokenizer,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        max_tokens=config.max_tokens,
-        rules=RowRules(
-            train_on=config.train_on,
-            too_long=config.too_long,
-            max_context_tokens=served[config.base_model].max_context_tokens,
-        ),
-    )
+    tokenizer, rules = _read_model(config, client)
+    task = _make_task(config, tokenizer, rules)
     chosen = choose_rate(
         config.learning_rate, config.base_model, config.adapter, default=_MADE_MODELS_RATE
     )
@@ -110,4 +105,74 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         observer,
         first=[show_weights(tokenizer, task.batch(0)[0])],
         note=chosen.note,
+    )
+
+
+def preview(config: Config, client: Client) -> Preview:
+    """Return the data as the model would read them; nothing is made on the server.
+
+    Raises:
+        ConfigurationError: If the data cannot be read.
+    """
+    tokenizer, rules = _read_model(config, client)
+    if config.data in SHIPPED:
+        batch = _make_task(config, tokenizer, rules).batch(0)
+        rows = [
+            PreviewedRow(
+                where=f"{config.data}, {number}",
+                layout="shipped",
+                data=[datum],
+                num_answers=1,
+                num_trained=1,
+            )
+            for number, datum in enumerate(batch, start=1)
+        ]
+        source, turns = f"the first batch of {config.data}", "the last of each row"
+    else:
+        conversations = read_conversations(Path(config.data))
+        rows = [_preview_row(each, tokenizer, config.train_on) for each in conversations]
+        num_marked = sum(each.weights is not None for each in conversations)
+        source = config.data
+        turns = f"train_on={config.train_on}; {num_marked} rows say themselves which"
+    return Preview(
+        source=source,
+        rows=rows,
+        turns=turns,
+        tokenizer=tokenizer,
+        max_context_tokens=rules.max_context_tokens,
+        too_long=config.too_long,
+    )
+
+
+def _preview_row(conversation: Conversation, tokenizer: Tokenizer, train_on: str) -> PreviewedRow:
+    return PreviewedRow(
+        where=conversation.where,
+        layout=conversation.layout,
+        data=conversation.to_data(tokenizer, train_on),
+        num_answers=sum(message["role"] == ASSISTANT for message in conversation.messages),
+        num_trained=sum(weight > 0 for weight in conversation.weights_of(train_on)),
+    )
+
+
+def _read_model(config: Config, client: Client) -> tuple[Tokenizer, RowRules]:
+    tokenizer = client.get_tokenizer(config.base_model)
+    if config.chat_template:
+        tokenizer = tokenizer_with(tokenizer, config.chat_template)
+    served = {model.base_model: model for model in client.list_models()}
+    rules = RowRules(
+        train_on=config.train_on,
+        too_long=config.too_long,
+        max_context_tokens=served[config.base_model].max_context_tokens,
+    )
+    return tokenizer, rules
+
+
+def _make_task(config: Config, tokenizer: Tokenizer, rules: RowRules) -> SupervisedTask:
+    return make_task(
+        config.data,
+        tokenizer,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        max_tokens=config.max_tokens,
+        rules=rules,
     )

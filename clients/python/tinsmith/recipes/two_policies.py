@@ -236,7 +236,7 @@ class _TwoPolicies(Source):
         return GameSource(
             settings,
             self._game,
-            self._client.get_tokenizer(config.base_model),
+            sampler.get_tokenizer(),
             ServiceSampler(sampler),
             baselines=baselines,
             league=League(),

@@ -58,7 +58,7 @@ class PlayCalls(EnvironmentClient):
     def __init__(self, core: ClientCore) -> None:
         super().__init__(core)
         self._rollouts = RolloutClient(core)
-        self._tokenizers: dict[str, Tokenizer] = {}
+        self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
 
     @call
     async def _play(
@@ -132,7 +132,7 @@ class PlayCalls(EnvironmentClient):
         ]
         config, params = config or RolloutConfig(), params or SamplingParams()
         keep: KeepResult = keep_nothing
-        tokenizer = await self._tokenizer(sampler.base_model)
+        tokenizer = await self._tokenizer(sampler)
         if keep_in is not None:
             params = seeded(params)
             keep = keep_in_file(
@@ -185,7 +185,7 @@ class PlayCalls(EnvironmentClient):
         self, sampler: Sampler, draw: ServiceSampler, config: RolloutConfig, params: SamplingParams
     ) -> RolloutRunner:
         return RolloutRunner(
-            await self._tokenizer(sampler.base_model),
+            await self._tokenizer(sampler),
             draw,
             config,
             params=params,
@@ -197,9 +197,10 @@ class PlayCalls(EnvironmentClient):
             self, environment, seed=task.seed, config=task.config or None
         )
 
-    async def _tokenizer(self, base_model: str) -> Tokenizer:
-        """Return the tokenizer of a model; building one takes long where it has many words."""
-        tokenizer = self._tokenizers.get(base_model)
+    async def _tokenizer(self, sampler: Sampler) -> Tokenizer:
+        """Return the tokenizer of a sampler; building one takes long where it has many words."""
+        key = (sampler.base_model, sampler.chat_template)
+        tokenizer = self._tokenizers.get(key)
         if tokenizer is None:
-            tokenizer = self._tokenizers[base_model] = await self._core.get_tokenizer(base_model)
+            tokenizer = self._tokenizers[key] = await self._core.get_tokenizer(*key)
         return tokenizer

@@ -85,7 +85,7 @@ class RolloutCalls:
             params = seeded(params)
             keep = keep_in_file(
                 keep_in,
-                await self._core.get_tokenizer(sampler.base_model),
+                await sampler.get_tokenizer_async(),
                 sampler,
                 environment=environment,
                 params=params,

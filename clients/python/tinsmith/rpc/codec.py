@@ -228,6 +228,7 @@ def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -
         base_model=message.base_model,
         adapter="full" if is_full else "lora",
         rank=0 if is_full else message.adapter.lora.rank,
+        chat_template=message.adapter.chat_template,
         display_name=message.display_name,
         labels=dict(message.labels),
         session=message.session,
@@ -292,6 +293,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
         reads_images=model.reads_images,
         dtype=model.dtype,
         images=_decode_image_rules(model.images) if model.HasField("images") else None,
+        layers_without_adapters=tuple(model.layers_without_adapters),
     )
 
 

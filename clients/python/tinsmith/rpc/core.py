@@ -132,8 +132,17 @@ class ClientCore:
 
         return Endpoint(address_of(run) or self.settings.address, locate)
 
-    async def get_tokenizer(self, base_model: str) -> Tokenizer:
-        """Return the tokenizer of a base model, from the cache where the server allows."""
+    async def get_tokenizer(self, base_model: str, chat_template: str = "") -> Tokenizer:
+        """Return the tokenizer of a base model, from the cache where the server allows.
+
+        Args:
+            base_model: Its name.
+            chat_template: The source of a run's own template; that of the model if it is empty.
+        """
+        tokenizer = await self._get_tokenizer(base_model)
+        return tokenizer.with_chat_template(chat_template) if chat_template else tokenizer
+
+    async def _get_tokenizer(self, base_model: str) -> Tokenizer:
         key = f"{self.settings.address}/{base_model}"
         request = scheduler_pb2.GetTokenizerRequest(
             base_model=base_model, known_digest=self._tokenizers.known_digest(key)

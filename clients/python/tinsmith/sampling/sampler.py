@@ -61,7 +61,7 @@ class Sampler(SamplerCalls):
         return await self.compute_logprobs(prompt)
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model.
+        """Return the tokenizer of the base model, with the chat template of the run if it has one.
 
         Returns:
             The tokenizer.

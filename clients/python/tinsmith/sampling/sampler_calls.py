@@ -117,6 +117,8 @@ class SamplerCalls(Ready):
         self._find_min_version = min_version
         self.name = message.name
         self.base_model = message.base_model
+        self.chat_template = message.chat_template
+        """Source of the template of its run; empty if it is that of the base model."""
         self.checkpoint = message.checkpoint
         self.run = message.run
 
@@ -278,7 +280,7 @@ class SamplerCalls(Ready):
 
     @call
     async def _get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model.
+        """Return the tokenizer of the base model, with the chat template of the run if it has one.
 
         Returns:
             The tokenizer.
@@ -289,7 +291,7 @@ class SamplerCalls(Ready):
         Example:
             >>> text = sampler.get_tokenizer().decode(sequence.tokens)
         """
-        return await self._core.get_tokenizer(self.base_model)
+        return await self._core.get_tokenizer(self.base_model, self.chat_template)
 
     def get_base_model(self) -> str:
         """Return the name of the base model.

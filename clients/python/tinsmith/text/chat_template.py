@@ -40,21 +40,10 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, variables: Mapping[str, Any], reads_images: bool = False
     ) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(source)
+            self._template = _make_environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise InvalidArgumentError(
-                f"the chat template of the model cannot be read: {error}",
-                remedy="correct the template, or build prompts with encode()",
-            ) from error
+            raise _unreadable(error) from error
         self._variables = _plain(dict(variables))
         self._forms = TemplateForms(self._render_as_it_is, reads_images=reads_images)
 
@@ -111,6 +100,37 @@ class ChatTemplate:
         return self._template.render(
             messages=_alias_reasoning(messages), tools=tools, documents=None, **given
         )
+
+
+def check_syntax(source: str) -> None:
+    """Refuse a source that is no template; nothing of it is executed.
+
+    Raises:
+        InvalidArgumentError: If it cannot be read.
+    """
+    try:
+        _make_environment().parse(source)
+    except jinja2.TemplateError as error:
+        raise _unreadable(error) from error
+
+
+def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _unreadable(error: jinja2.TemplateError) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the chat template of the model cannot be read: {error}",
+        remedy="correct the template, or build prompts with encode()",
+    )
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -47,6 +47,7 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
         self._tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
         # What a trainer's call left behind: it would cut or fill every text in silence.
         self._tokenizer.no_truncation()
@@ -191,6 +192,10 @@ class Tokenizer:
             if name in (_DEFAULT, _TOOL_USE)
         }
 
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """Return a tokenizer of the same tokens that renders every conversation by a template."""
+        return Tokenizer(files_with_template(self._files, source))
+
     def render_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -236,6 +241,17 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
         return self.encode(text, add_special_tokens=False)
+
+
+def files_with_template(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
+    """Return the files of a tokenizer with a chat template, and no other one."""
+    config = json.loads(files.get("tokenizer_config.json", b"{}"))
+    config.pop("chat_template", None)
+    return {
+        "tokenizer.json": files["tokenizer.json"],
+        "tokenizer_config.json": json.dumps(config).encode(),
+        _TEMPLATE_FILES[_DEFAULT]: source.encode(),
+    }
 
 
 def _strips_start(decoder: Any) -> bool:

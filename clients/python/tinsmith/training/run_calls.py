@@ -426,7 +426,7 @@ class TrainingRunCalls(Ready):
         Example:
             >>> tokens = run.get_tokenizer().encode("hello")
         """
-        return await self._core.get_tokenizer(self.base_model)
+        return await self._core.get_tokenizer(self.base_model, self.info.chat_template)
 
     def get_info(self) -> TrainingRunInfo:
         """Return what the run is: its model, adapter and labels.

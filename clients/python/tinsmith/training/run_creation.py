@@ -15,6 +15,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.durations import encode_duration, encode_optional_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
+from tinsmith.text.named_templates import tokenizer_with
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 
@@ -31,8 +32,14 @@ async def create_run(
     labels: Mapping[str, str],
     run_id: str = "",
     history_retention_seconds: float | None = None,
+    chat_template: str = "",
 ) -> TrainingRun:
     """Create a run with initial weights."""
+    if chat_template:
+        tokenizer = tokenizer_with(await core.get_tokenizer(base_model), chat_template)
+        adapter.chat_template = tokenizer.chat_template or ""
+        ends = map(tokenizer.token_to_id, tokenizer.turn_ends)
+        adapter.stop_token_ids.extend(end for end in ends if end is not None)
     request = scheduler_pb2.CreateTrainingRunRequest(
         parent=core.session.name,
         request_id=str(uuid.uuid4()),

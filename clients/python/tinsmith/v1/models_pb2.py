@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tinsmith/v1/models.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\"\x94\x02\n\nLoraConfig\x12\x17\n\x04rank\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x18\n\x05\x61lpha\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x17\n\x04seed\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\"\n\x0ftrain_attention\x18\x04 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x1c\n\ttrain_mlp\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12$\n\x11train_unembedding\x18\x06 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x42\x07\n\x05_rankB\x08\n\x06_alphaB\x07\n\x05_seedB\x12\n\x10_train_attentionB\x0c\n\n_train_mlpB\x14\n\x12_train_unembedding\"\x15\n\x13\x46ullParameterConfig\"r\n\rAdapterConfig\x12\'\n\x04lora\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.LoraConfigH\x00\x12\x30\n\x04\x66ull\x18\x02 \x01(\x0b\x32 .tinsmith.v1.FullParameterConfigH\x00\x42\x06\n\x04kind\"\xc8\x03\n\x11ModelCapabilities\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\x05\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x03\x12;\n\texactness\x18\x05 \x01(\x0e\x32(.tinsmith.v1.ModelCapabilities.Exactness\x12\x0e\n\x06\x66\x61mily\x18\x06 \x01(\t\x12\x1c\n\x14numerics_fingerprint\x18\x07 \x01(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\x12\x14\n\x0creads_images\x18\n \x01(\x08\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\'\n\x06images\x18\x0c \x01(\x0b\x32\x17.tinsmith.v1.ImageRules\"g\n\tExactness\x12\x19\n\x15\x45XACTNESS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XACTNESS_EXACT\x10\x01\x12\x16\n\x12\x45XACTNESS_FALLBACK\x10\x02\x12\x12\n\x0e\x45XACTNESS_FAST\x10\x03\"a\n\nImageRules\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x19\n\x11token_side_pixels\x18\x02 \x01(\x05\x12\x12\n\nmin_pixels\x18\x03 \x01(\x03\x12\x12\n\nmax_pixels\x18\x04 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tinsmith/v1/models.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\"\x94\x02\n\nLoraConfig\x12\x17\n\x04rank\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x18\n\x05\x61lpha\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x17\n\x04seed\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\"\n\x0ftrain_attention\x18\x04 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x1c\n\ttrain_mlp\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12$\n\x11train_unembedding\x18\x06 \x01(\x08\x42\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x42\x07\n\x05_rankB\x08\n\x06_alphaB\x07\n\x05_seedB\x12\n\x10_train_attentionB\x0c\n\n_train_mlpB\x14\n\x12_train_unembedding\"\x15\n\x13\x46ullParameterConfig\"\xad\x01\n\rAdapterConfig\x12\'\n\x04lora\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.LoraConfigH\x00\x12\x30\n\x04\x66ull\x18\x02 \x01(\x0b\x32 .tinsmith.v1.FullParameterConfigH\x00\x12\x1b\n\rchat_template\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x1c\n\x0estop_token_ids\x18\x04 \x03(\x05\x42\x04\xe2\x41\x01\x01\x42\x06\n\x04kind\"\xe9\x03\n\x11ModelCapabilities\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\x05\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x03\x12;\n\texactness\x18\x05 \x01(\x0e\x32(.tinsmith.v1.ModelCapabilities.Exactness\x12\x0e\n\x06\x66\x61mily\x18\x06 \x01(\t\x12\x1c\n\x14numerics_fingerprint\x18\x07 \x01(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\x12\x14\n\x0creads_images\x18\n \x01(\x08\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\'\n\x06images\x18\x0c \x01(\x0b\x32\x17.tinsmith.v1.ImageRules\x12\x1f\n\x17layers_without_adapters\x18\r \x03(\t\"g\n\tExactness\x12\x19\n\x15\x45XACTNESS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XACTNESS_EXACT\x10\x01\x12\x16\n\x12\x45XACTNESS_FALLBACK\x10\x02\x12\x12\n\x0e\x45XACTNESS_FAST\x10\x03\"a\n\nImageRules\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x19\n\x11token_side_pixels\x18\x02 \x01(\x05\x12\x12\n\nmin_pixels\x18\x03 \x01(\x03\x12\x12\n\nmax_pixels\x18\x04 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,16 +44,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LORACONFIG'].fields_by_name['train_mlp']._serialized_options = b'\342A\001\001'
   _globals['_LORACONFIG'].fields_by_name['train_unembedding']._loaded_options = None
   _globals['_LORACONFIG'].fields_by_name['train_unembedding']._serialized_options = b'\342A\001\001'
+  _globals['_ADAPTERCONFIG'].fields_by_name['chat_template']._loaded_options = None
+  _globals['_ADAPTERCONFIG'].fields_by_name['chat_template']._serialized_options = b'\342A\001\001'
+  _globals['_ADAPTERCONFIG'].fields_by_name['stop_token_ids']._loaded_options = None
+  _globals['_ADAPTERCONFIG'].fields_by_name['stop_token_ids']._serialized_options = b'\342A\001\001'
   _globals['_LORACONFIG']._serialized_start=75
   _globals['_LORACONFIG']._serialized_end=351
   _globals['_FULLPARAMETERCONFIG']._serialized_start=353
   _globals['_FULLPARAMETERCONFIG']._serialized_end=374
-  _globals['_ADAPTERCONFIG']._serialized_start=376
-  _globals['_ADAPTERCONFIG']._serialized_end=490
-  _globals['_MODELCAPABILITIES']._serialized_start=493
-  _globals['_MODELCAPABILITIES']._serialized_end=949
-  _globals['_MODELCAPABILITIES_EXACTNESS']._serialized_start=846
-  _globals['_MODELCAPABILITIES_EXACTNESS']._serialized_end=949
-  _globals['_IMAGERULES']._serialized_start=951
-  _globals['_IMAGERULES']._serialized_end=1048
+  _globals['_ADAPTERCONFIG']._serialized_start=377
+  _globals['_ADAPTERCONFIG']._serialized_end=550
+  _globals['_MODELCAPABILITIES']._serialized_start=553
+  _globals['_MODELCAPABILITIES']._serialized_end=1042
+  _globals['_MODELCAPABILITIES_EXACTNESS']._serialized_start=939
+  _globals['_MODELCAPABILITIES_EXACTNESS']._serialized_end=1042
+  _globals['_IMAGERULES']._serialized_start=1044
+  _globals['_IMAGERULES']._serialized_end=1141
 # @@protoc_insertion_point(module_scope)

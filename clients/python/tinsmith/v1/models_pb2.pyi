@@ -103,12 +103,18 @@ Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
 
 @_typing.final
 class AdapterConfig(_message.Message):
-    """Says what of a model is trained."""
+    """Says what of a model is trained, and how its conversations are written."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    chat_template: _builtins.str
+    """Holds the run's own chat template, as `chat_template.jinja` of a model has it. Its samples, its
+    checkpoints and their exports are rendered by it; that of the base model if it is empty.
+    """
     @_builtins.property
     def lora(self) -> Global___LoraConfig:
         """A low-rank adapter."""
@@ -117,15 +123,21 @@ class AdapterConfig(_message.Message):
     def full(self) -> Global___FullParameterConfig:
         """All weights."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lists the tokens with which this template ends an answer, beside those of the base model."""
+
     def __init__(
         self,
         *,
         lora: Global___LoraConfig | None = ...,
         full: Global___FullParameterConfig | None = ...,
+        chat_template: _builtins.str = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "kind", b"kind", "lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "kind", b"kind", "lora", b"lora"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "full", b"full", "kind", b"kind", "lora", b"lora", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["lora", "full"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -182,6 +194,7 @@ class ModelCapabilities(_message.Message):
     READS_IMAGES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    LAYERS_WITHOUT_ADAPTERS_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model, as `CreateTrainingRun` takes it."""
     vocabulary_size: _builtins.int
@@ -210,6 +223,12 @@ class ModelCapabilities(_message.Message):
     def images(self) -> Global___ImageRules:
         """Says how many tokens an image takes; absent if the model reads none."""
 
+    @_builtins.property
+    def layers_without_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lists the kinds of matrices that no adapter reaches, embeddings aside: paths of modules with `*`
+        for numbers, such as `model.layers.*.mlp.gate`. A run that trains all weights trains them.
+        """
+
     def __init__(
         self,
         *,
@@ -225,10 +244,11 @@ class ModelCapabilities(_message.Message):
         reads_images: _builtins.bool = ...,
         dtype: _builtins.str = ...,
         images: Global___ImageRules | None = ...,
+        layers_without_adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "images", b"images", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "images", b"images", "layers_without_adapters", b"layers_without_adapters", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

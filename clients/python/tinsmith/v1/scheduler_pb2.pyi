@@ -566,6 +566,8 @@ class SamplingSession(_message.Message):
     SAMPLER_ADDRESSES_FIELD_NUMBER: _builtins.int
     TRAINER_ADDRESS_FIELD_NUMBER: _builtins.int
     SAMPLER_LOADS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the handle: `projects/{project}/samplingSessions/{sampling_session}`."""
     session: _builtins.str
@@ -578,6 +580,8 @@ class SamplingSession(_message.Message):
     """Names the run; empty otherwise."""
     trainer_address: _builtins.str
     """Locates the trainer of the run or checkpoint, `host:port`; empty for a base model."""
+    chat_template: _builtins.str
+    """Holds the chat template of the run or checkpoint; empty if it is that of the base model."""
     @_builtins.property
     def sampler_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Locates the samplers, `host:port` each. A call may go to any of them. Calls with one prompt find
@@ -587,6 +591,10 @@ class SamplingSession(_message.Message):
     @_builtins.property
     def sampler_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___SamplerLoad]:
         """Says what the samplers had to do when they told it last, if that was a short time ago."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lists the tokens with which that template ends an answer, beside those of the base model."""
 
     def __init__(
         self,
@@ -599,10 +607,12 @@ class SamplingSession(_message.Message):
         sampler_addresses: _abc.Iterable[_builtins.str] | None = ...,
         trainer_address: _builtins.str = ...,
         sampler_loads: _abc.Iterable[Global___SamplerLoad] | None = ...,
+        chat_template: _builtins.str = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "sampler_loads", b"sampler_loads", "session", b"session", "trainer_address", b"trainer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "chat_template", b"chat_template", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "sampler_loads", b"sampler_loads", "session", b"session", "stop_token_ids", b"stop_token_ids", "trainer_address", b"trainer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

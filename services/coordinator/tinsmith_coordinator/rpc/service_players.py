@@ -174,7 +174,7 @@ class ServicePlayers:
             max_staleness=request.max_staleness,
         )
         runner = RolloutRunner(
-            await self._tokenizer(core, sampler.base_model),
+            await self._tokenizer(core, sampler.base_model, sampler.chat_template),
             ServiceSampler(sampler),
             rollout_codec.decode_config(request),
             params=rollout_codec.decode_params(request.params),
@@ -182,8 +182,11 @@ class ServicePlayers:
         )
         return ServicePlayer(self._background, EnvironmentClient(core), runner, request)
 
-    async def _tokenizer(self, core: ClientCore, base_model: str) -> Tokenizer:
-        """Return the tokenizer of a base model; it is built once for each version of its files."""
+    async def _tokenizer(self, core: ClientCore, base_model: str, chat_template: str) -> Tokenizer:
+        """Return the tokenizer of a base model; it is built once for each version of its files.
+
+        A run's own template is built each time: it is as rare as it is quick.
+        """
         digest, tokenizer = self._tokenizers.get(base_model, ("", None))
         answer = await core.transport.call(
             core.scheduler,
@@ -195,6 +198,8 @@ class ServicePlayers:
             while len(self._tokenizers) >= _MAX_TOKENIZERS:
                 del self._tokenizers[next(iter(self._tokenizers))]
             self._tokenizers[base_model] = (answer.digest, tokenizer)
+        if chat_template:
+            return await asyncio.to_thread(tokenizer.with_chat_template, chat_template)
         return tokenizer
 
 

@@ -221,6 +221,8 @@ class ModelInfo:
     """The parts of the fingerprint, by name."""
     images: ImageRules | None = None
     """How it reads images; None if it does not."""
+    layers_without_adapters: Sequence[str] = ()
+    """Kinds of matrices that no adapter reaches: paths of modules with `*` for numbers."""
 
     @property
     def reads_images(self) -> bool:

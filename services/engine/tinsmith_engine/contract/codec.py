@@ -39,6 +39,7 @@ def encode_model(
         reads_images=info.reads_images,
         dtype=info.dtype,
         images=None if info.images is None else _encode_rules(info.images),
+        layers_without_adapters=info.layers_without_adapters,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,9 @@ from tinsmith_engine.products.split_products import (
 from tinsmith_runtime.errors import ExactnessUnavailableError, InvalidFieldError
 
 logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_EMBEDDING = re.compile(r"emb|wte|wpe")
 
 NOT_KEPT = (
     "going on without the promise that tenants do not touch each other's bits; capabilities and "
@@ -230,10 +234,35 @@ def load_model(
         fingerprint=" ".join(f"{key}={value}" for key, value in details.items()),
         details=details,
         images=images,
+        layers_without_adapters=find_unreached(model),
     )
+    if info.layers_without_adapters:
+        logger.info(
+            "adapters do not reach all matrices",
+            extra={"model": str(model_dir), "layers": list(info.layers_without_adapters)},
+        )
     loaded = LoadedModel(model, info, place, str(model_dir))
     placement.check(loaded)
     return loaded
+
+
+def find_unreached(model: Model[Any]) -> list[str]:
+    """Return the kinds of matrices that no adapter reaches, embeddings aside.
+
+    They are paths of modules, with `*` for numbers.
+    """
+    targets = {name for target in model.lora_targets for name in target.names}
+    matrices = (
+        name.removesuffix(".weight")
+        for name, entry in model.full_layout.entries.items()
+        if len(entry.shape) > 1
+    )
+    unreached = {
+        _NUMBER.sub("*", name)
+        for name in (*matrices, *model.other_modules)
+        if name not in targets and not _EMBEDDING.search(name.rpartition(".")[2])
+    }
+    return sorted(unreached)
 
 
 def find_split(layers: Sequence[LayerWeights], head: torch.Tensor, *, exact: bool | None) -> KSplit:

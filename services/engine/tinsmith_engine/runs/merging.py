@@ -36,7 +36,13 @@ from tinsmith_engine.model.decoder_config import decoder_config, fused_experts, 
 from tinsmith_engine.runs.peft_import import PEFT_PREFIX
 from tinsmith_engine.runs.run_store import adapter_scale
 from tinsmith_runtime.errors import CheckpointIncompatibleError
-from tinsmith_runtime.tokenizer_files import read_stop_token_ids
+from tinsmith_runtime.tokenizer_files import (
+    NAMED_TEMPLATES_FOLDER,
+    TEMPLATE_FILES,
+    TOKENIZER_CONFIG_FILE,
+    read_chat_template,
+    read_stop_token_ids,
+)
 
 _COMPANION_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 _GENERATION_FILE = "generation_config.json"
@@ -223,20 +229,25 @@ class MergedModel:
 
     def _write_companions(self, folder: Path) -> Iterator[Path]:
         """Write configuration, generation settings and tokenizer."""
+        template_files, config_template = _templates(self._directory, self._config.chat_template)
         for source in sorted(self._directory.iterdir()):
             is_index = source.name.endswith(".index.json")
             is_hidden = source.name.startswith(".")
             if is_index or is_hidden or not source.name.endswith(_COMPANION_SUFFIXES):
                 continue
-            if source.name == _GENERATION_FILE:
+            if source.name == _GENERATION_FILE or source.name in template_files:
                 continue
             target = folder / source.name
             if source.name == "config.json" and self._unties:
                 target.write_text(json.dumps(_untied(json.loads(source.read_text())), indent=2))
+            elif source.name == TOKENIZER_CONFIG_FILE and config_template is not None:
+                settings = json.loads(source.read_text(encoding="utf-8"))
+                settings["chat_template"] = config_template
+                target.write_text(json.dumps(settings, indent=2, ensure_ascii=False))
             else:
                 shutil.copyfile(source, target)
             yield target
-        settings = _generation_settings(self._directory)
+        settings = _generation_settings(self._directory, self._config.stop_token_ids)
         if settings:
             target = folder / _GENERATION_FILE
             target.write_text(json.dumps(settings, indent=2))
@@ -308,11 +319,35 @@ def _plan_shards(sources: Mapping[str, _Source], max_shard_bytes: int) -> list[_
     return shards
 
 
-def _generation_settings(directory: Path) -> dict[str, Any]:
-    """Return the generation settings of a model, in which the end of its template's turn ends."""
+def _templates(directory: Path, own: str) -> tuple[tuple[str, ...], Any]:
+    """Return the template files that are left out, and what stands in the settings instead.
+
+    Exports have no folders, so that templates with names stand beside the default one in the
+    tokenizer's settings, where transformers reads them as well. A run's `own` is the only one.
+    """
+    if own:
+        return TEMPLATE_FILES, own
+    named = {
+        path.stem: path.read_text(encoding="utf-8")
+        for path in sorted((directory / NAMED_TEMPLATES_FOLDER).glob("*.jinja"))
+    }
+    if not named:
+        return (), None
+    default = read_chat_template(directory)
+    templates = {**({} if default is None else {"default": default}), **named}
+    return TEMPLATE_FILES, [
+        {"name": name, "template": source} for name, source in templates.items()
+    ]
+
+
+def _generation_settings(directory: Path, further: Sequence[int]) -> dict[str, Any]:
+    """Return the generation settings of a model, in which the end of its template's turn ends.
+
+    `further` are the ends of the run's own template.
+    """
     source = directory / _GENERATION_FILE
     settings: dict[str, Any] = json.loads(source.read_text()) if source.is_file() else {}
-    ends = read_stop_token_ids(directory)
+    ends = list(dict.fromkeys([*read_stop_token_ids(directory), *further]))
     if ends:
         settings["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return settings

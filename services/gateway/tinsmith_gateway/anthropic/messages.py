@@ -48,7 +48,8 @@ def _completion(
     conversation = body.conversation()
     chat = body.to_chat(conversation)
     chat.check_offered()
-    return ChatCompletion(calls, call, chat), conversation.origins
+    # The input of a call is an object there, which half of its text is not.
+    return ChatCompletion(calls, call, chat, shows_cut_calls=False), conversation.origins
 
 
 async def _renumbered(work: Awaitable[ResultT], origins: Sequence[str]) -> ResultT:

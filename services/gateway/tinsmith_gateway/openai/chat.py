@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.text.tool_notations import Piece, ToolFormat, detect_format
+from tinsmith.text.cut_calls import read_cut_calls
+from tinsmith.text.tool_notations import Piece, ToolCall, ToolFormat, detect_format
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
@@ -42,13 +43,18 @@ class ChatCompletion:
         calls: Samples.
         call: The request.
         body: What it asks for, checked.
+        shows_cut_calls: Whether a forced call that is cut at the limit is a call with half its
+            arguments, as OpenAI has it; else it is text.
     """
 
-    def __init__(self, calls: ModelCalls, call: Call, body: ChatBody) -> None:
+    def __init__(
+        self, calls: ModelCalls, call: Call, body: ChatBody, *, shows_cut_calls: bool = True
+    ) -> None:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
         self._body = body
+        self._shows_cut_calls = shows_cut_calls
         self._call_id = call_id_of(call)
         self.answered_by = AnsweredBy()
         """Which sampler it was."""
@@ -232,7 +238,17 @@ class ChatCompletion:
             skip_special=self._body.skip_special_tokens,
             kept_tokens=tool_format.kept_tokens if tool_format else (),
             parser=tool_format.new_parser(names) if tool_format else None,
+            read_cut=self._cut_reader(tool_format),
         )
+
+    def _cut_reader(self, tool_format: ToolFormat | None) -> Callable[[str], list[ToolCall]] | None:
+        rules = self._body.tool_rules
+        if tool_format is None or rules is None or not rules.must_call:
+            return None
+        if not self._shows_cut_calls:
+            return None
+        notation, names = tool_format.notation, list(rules.schemas)
+        return lambda text: read_cut_calls(text, notation, names)
 
     def _logprobs(self, piece: Sampled, target: Target) -> dict[str, Any] | None:
         if not self._body.logprobs:

@@ -27,6 +27,7 @@ from tinsmith_gateway.openai.rendering import Prompt, prompt_of_tokens
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, merged, until_disconnect
 from tinsmith_gateway.openai.text.completion_text import Answer, completion_logprobs
+from tinsmith_gateway.openai.text.token_offsets import SampleOffsets, prompt_offsets
 from tinsmith_gateway.openai.usage import usage_of
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.errors import InvalidFieldError
@@ -167,7 +168,7 @@ class _Completion:
         self, target: Target, part: _Part, totals: _Totals
     ) -> AsyncGenerator[dict[str, Any]]:
         answers = [self._answer(target.tokenizer) for _ in range(part.request.num_samples)]
-        offsets = [0] * len(answers)
+        offsets = [self._offsets(target.tokenizer) for _ in answers]
         begun: set[int] = set()
         last: dict[str, Any] = {}
         num_open = len(answers)
@@ -183,7 +184,6 @@ class _Completion:
                 logprobs = await target.tokenizer.quickly(
                     self._logprobs, piece.sampled, target.tokenizer, offsets[piece.index]
                 )
-                offsets[piece.index] += sum(len(token) for token in logprobs["tokens"])
             choice = {
                 "index": part.number * len(answers) + piece.index,
                 "text": text,
@@ -228,7 +228,8 @@ class _Completion:
         prefix = part.text if self._body.echo else ""
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs = self._logprobs(sampled, tokenizer, len(prefix))
+            offsets = self._offsets(tokenizer, len(prefix))
+            logprobs = self._logprobs(sampled, tokenizer, offsets)
             if self._body.echo:
                 before = self._prompt_logprobs(part, answered.about_prompt, tokenizer)
                 logprobs = {
@@ -250,16 +251,27 @@ class _Completion:
         tops = codec.decode_top(about.topk_prompt_logprobs) if num_top else []
         values = [float(value) for value in decode_tensor(about.prompt_logprobs)]
         return completion_logprobs(
-            part.prompt.tokens, values, tops, tokenizer, offset=0, num_top=num_top
+            part.prompt.tokens,
+            values,
+            tops,
+            tokenizer,
+            offsets=prompt_offsets(part.prompt.tokens, part.text, tokenizer.decode),
+            num_top=num_top,
         )
 
-    def _logprobs(self, sampled: Sampled, tokenizer: ChatTokenizer, offset: int) -> dict[str, Any]:
+    def _offsets(self, tokenizer: ChatTokenizer, begin: int = 0) -> SampleOffsets:
+        decode = tokenizer.decoder(skip_special=self._body.skip_special_tokens)
+        return SampleOffsets(decode, begin)
+
+    def _logprobs(
+        self, sampled: Sampled, tokenizer: ChatTokenizer, offsets: SampleOffsets
+    ) -> dict[str, Any]:
         return completion_logprobs(
             sampled.tokens,
             sampled.logprobs,
             sampled.top,
             tokenizer,
-            offset=offset,
+            offsets=offsets.push(sampled.tokens),
             num_top=self._body.logprobs or 0,
         )
 

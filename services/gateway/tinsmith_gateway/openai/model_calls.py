@@ -134,7 +134,9 @@ class ModelCalls:
             return
         sources = await self.sources(credential, model)
         async with self._handles.use(credential, sources) as handle:
-            tokenizer = await self._tokenizers.get(handle.base_model, credential)
+            tokenizer = await self._tokenizers.get(
+                handle.base_model, credential, handle.chat_template
+            )
             yield Target(credential, handle, tokenizer, sources)
 
     async def sources(self, credential: Credential, model: str) -> tuple[Source, ...]:
@@ -306,7 +308,7 @@ class ModelCalls:
                 model=episode.model,
             )
         handle = await self._episode_handle(credential, episode)
-        tokenizer = await self._tokenizers.get(handle.base_model, credential)
+        tokenizer = await self._tokenizers.get(handle.base_model, credential, handle.chat_template)
         lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # It may fail while no call waits for it.
         lease.add_done_callback(lambda done: done.cancelled() or done.exception())

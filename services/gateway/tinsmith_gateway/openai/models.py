@@ -41,9 +41,16 @@ class ModelList:
 
     async def list_models(self, call: Call) -> Response:
         """Answer `GET /v1/models`."""
-        credential = call.credential
+        return JSONResponse({"object": "list", "data": await self.entries(call.credential)})
+
+    async def get_model(self, call: Call) -> Response:
+        """Answer `GET /v1/models/{id}`."""
+        return JSONResponse(await self.entry(call.credential, call.request.path_params["id"]))
+
+    async def entries(self, credential: Credential) -> list[dict[str, Any]]:
+        """Return what each name stands for, in OpenAI's form."""
         if credential.episode is not None:
-            return _listed([_encode(credential.episode.model, owner=credential.project)])
+            return [_encode(credential.episode.model, owner=credential.project)]
         served = await self._served(credential)
         models = [_encode_base(name, model) for name, model in sorted(served.items())]
         models += [
@@ -57,15 +64,17 @@ class ModelList:
         if any(model.trainable for model in served.values()):
             # Checkpoints are the trainers' to list; a deployment that only samples has none.
             models += [_encode_checkpoint(found) async for found in self._checkpoints(credential)]
-        return _listed(models)
+        return models
 
-    async def get_model(self, call: Call) -> Response:
-        """Answer `GET /v1/models/{id}`."""
-        name = call.request.path_params["id"]
-        credential = call.credential
+    async def entry(self, credential: Credential, name: str) -> dict[str, Any]:
+        """Return what a name stands for, in OpenAI's form.
+
+        Raises:
+            NotFoundError: If it stands for nothing that the caller may use.
+        """
         if credential.episode is not None:
             async with self._calls.target(credential, name):
-                return JSONResponse(_encode(credential.episode.model, owner=credential.project))
+                return _encode(credential.episode.model, owner=credential.project)
         missing: NotFoundError | None = None
         for source in await self._calls.sources(credential, name):
             try:
@@ -73,13 +82,13 @@ class ModelList:
                     case BaseModel(base):
                         served = await self._served(credential)
                         if base in served:
-                            return JSONResponse(_encode_base(name, served[base]))
+                            return _encode_base(name, served[base])
                     case LiveRun(run):
                         found = await self._run(credential, run)
-                        return JSONResponse({**_encode_run(found), "id": name})
+                        return {**_encode_run(found), "id": name}
                     case Checkpoint(checkpoint):
                         saved = await self._checkpoint(credential, checkpoint)
-                        return JSONResponse({**_encode_checkpoint(saved), "id": name})
+                        return {**_encode_checkpoint(saved), "id": name}
             except NotFoundError as error:
                 missing = missing or error
         raise missing or ModelNotFoundError(f"there is no model {name!r}", model=name)
@@ -150,10 +159,6 @@ class ModelList:
             checkpoint_pb2.Checkpoint,
             credential,
         )
-
-
-def _listed(models: list[dict[str, Any]]) -> Response:
-    return JSONResponse({"object": "list", "data": models})
 
 
 def _encode(name: str, *, owner: str = _OWNER, created: int = 0, **more: Any) -> dict[str, Any]:

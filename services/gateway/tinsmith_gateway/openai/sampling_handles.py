@@ -40,17 +40,19 @@ class Handle:
     Attributes:
         sampling_session: Its resource name.
         base_model: The model whose tokenizer is used.
+        chat_template: Of its run; empty if it is that of the base model.
         is_live: Whether the weights are those of a run that may step on.
     """
 
     sampling_session: str
     base_model: str
+    chat_template: str
     is_live: bool
 
     @classmethod
     def of(cls, session: scheduler_pb2.SamplingSession) -> Handle:
         """Return the handle of a sampling session."""
-        return cls(session.name, session.base_model, bool(session.run))
+        return cls(session.name, session.base_model, session.chat_template, bool(session.run))
 
 
 @dataclass(eq=False, slots=True)

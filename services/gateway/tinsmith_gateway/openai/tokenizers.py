@@ -4,7 +4,8 @@ Files are kept by digest, so that models of one family share them. Whether a mod
 files that it had is asked again after a while: a base model may be replaced by another of its name.
 
 What the workers of a job's own pool serve was chosen by the job's author: it is confined to a
-process of its own, which the callers of that pool alone use. Of too many bytes of files, those
+process of its own, which the callers of that pool alone use. So is the chat template that a run was
+created with. Of too many bytes of files, those
 used longest ago go.
 """
 
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tinsmith.text.tokenizer import files_with_template
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.tokenizing.confined_tokenizer import ConfinedTokenizer
@@ -29,10 +31,13 @@ from tinsmith_runtime.tokenizer_files import digest_of
 _FRESH_S = 60.0
 MAX_TOKENIZER_KEYS = 10_000
 """Base models, by project and pool, whose tokenizer is known."""
-_Key = tuple[str, str, str]
-"""Project, pool and base model: another pool may serve another model of the same name."""
-_Place = tuple[str, str, str]
-"""Project and pool, or nothing for operators' models, and digest."""
+_Key = tuple[str, str, str, str]
+"""Project, pool, base model and a run's own chat template, if it has one.
+
+Another pool may serve another model of the same name.
+"""
+_Place = tuple[str, str, str, str]
+"""Project and pool, or nothing for operators' models, digest and template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +78,22 @@ class TokenizerStore:
         """Size of the files that are kept."""
         return self._num_bytes
 
-    async def get(self, base_model: str, credential: Credential) -> ChatTokenizer:
+    async def get(
+        self, base_model: str, credential: Credential, chat_template: str = ""
+    ) -> ChatTokenizer:
         """Return the tokenizer of a base model.
+
+        Args:
+            base_model: Its name.
+            credential: Of the caller.
+            chat_template: Of the run that is sampled from, confined as a stranger's program is; the
+                model's own if it is empty.
 
         Raises:
             ModelNotFoundError: If no pod serves it.
             FailedPreconditionError: If it has none, or one that takes too much time or memory.
         """
-        key = (credential.caller.project, credential.caller.pool, base_model)
+        key = (credential.caller.project, credential.caller.pool, base_model, chat_template)
         found = self._fresh(key)
         if found is not None:
             return found
@@ -100,7 +113,7 @@ class TokenizerStore:
         return kept.tokenizer
 
     async def _fetch(self, key: _Key, credential: Credential) -> ChatTokenizer:
-        project, pool, base_model = key
+        project, pool, base_model, chat_template = key
         known = self._digests.get(key, ("", 0.0))[0]
         if self._use(_place_of(key, known)) is None:
             known = ""
@@ -128,7 +141,11 @@ class TokenizerStore:
                     f"the tokenizer of {base_model} is not the one that its worker registered",
                     base_model=base_model,
                 )
-            tokenizer = await self._make(files, is_confined=bool(pool))
+            if chat_template:
+                changed = await asyncio.to_thread(files_with_template, files, chat_template)
+                tokenizer = await self._make(changed, is_confined=True)
+            else:
+                tokenizer = await self._make(files, is_confined=bool(pool))
             await self._keep(place, tokenizer, sum(map(len, files.values())))
         self._digests[key] = (found.digest, self._clock() + _FRESH_S)
         while len(self._digests) > MAX_TOKENIZER_KEYS:
@@ -162,5 +179,7 @@ class TokenizerStore:
 
 
 def _place_of(key: _Key, digest: str) -> _Place:
-    project, pool, _ = key
-    return (project, pool, digest) if pool else ("", "", digest)
+    project, pool, _, chat_template = key
+    if pool or chat_template:
+        return project, pool, digest, chat_template
+    return "", "", digest, ""

@@ -16,17 +16,26 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     Raises:
         InvalidFieldError: If neither kind is set.
     """
+    template = message.chat_template
+    ends = tuple(message.stop_token_ids)
     match message.WhichOneof("kind"):
         case "full":
-            return FullConfig()
+            return FullConfig(chat_template=template, stop_token_ids=ends)
         case "lora":
-            return LoraConfig(**given_fields(message.lora))
+            given = given_fields(message.lora)
+            return LoraConfig(**given, chat_template=template, stop_token_ids=ends)
         case _:
             raise InvalidFieldError("adapter", "must hold lora or full")
 
 
 def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
     """Return the message of what a run trains, with every field set."""
+    given = asdict(config)
+    message = models_pb2.AdapterConfig(
+        chat_template=given.pop("chat_template"), stop_token_ids=given.pop("stop_token_ids")
+    )
     if isinstance(config, FullConfig):
-        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**asdict(config)))
+        message.full.SetInParent()
+    else:
+        message.lora.CopyFrom(models_pb2.LoraConfig(**given))
+    return message

@@ -44,7 +44,12 @@ def decode_target(message: scheduler_pb2.SamplingSession) -> Target:
     # The name comes from the scheduler, after the caller's right to it was checked.
     project = names.SamplingSessionName.parse(message.name).project
     return Target(
-        message.base_model, message.checkpoint, message.run, message.trainer_address, project
+        message.base_model,
+        message.checkpoint,
+        message.run,
+        message.trainer_address,
+        project,
+        tuple(message.stop_token_ids),
     )
 
 

@@ -15,6 +15,7 @@ from google.longrunning import operations_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
+from tinsmith.errors import InvalidArgumentError
 from tinsmith.names import (
     CheckpointName,
     ProjectName,
@@ -24,6 +25,7 @@ from tinsmith.names import (
 )
 from tinsmith.rpc.durations import decode_duration, encode_duration
 from tinsmith.rpc.error_codec import encode_status
+from tinsmith.text.chat_template import check_syntax
 from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
@@ -61,6 +63,10 @@ from tinsmith_scheduler.store.records import (
 
 DOMAIN = "scheduler.tinsmith"
 
+MAX_TEMPLATE_CHARACTERS = 65_536
+"""Longest chat template of a run's own."""
+MAX_TEMPLATE_ENDS = 8
+"""Tokens that end an answer by a run's own chat template."""
 _MAX_RANK = 128
 _MAX_MODEL_NAME = 256
 _MAX_KEY_TTL_S = 10 * 365.25 * 24 * 3600.0
@@ -147,7 +153,7 @@ def _decode_fork(request: scheduler_pb2.CreateTrainingRunRequest) -> Fork | None
     for field in ("base_model", "source_checkpoint", "include_optimizer"):
         if getattr(request, field):
             raise InvalidFieldError(field, "excludes source_run; leave it out")
-    if request.adapter.WhichOneof("kind") is not None:
+    if request.adapter.ByteSize():
         raise InvalidFieldError("adapter", "is that of source_run; leave it out")
     if not request.HasField("source_step"):
         raise InvalidFieldError("source_step", "is required with source_run")
@@ -159,8 +165,11 @@ def _decode_fork(request: scheduler_pb2.CreateTrainingRunRequest) -> Fork | None
 
 def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     """Return what is trained: a LoRA of rank 32 unless told otherwise."""
+    _check_template(message)
     if message.WhichOneof("kind") is None:
-        return LoraConfig()
+        return LoraConfig(
+            chat_template=message.chat_template, stop_token_ids=tuple(message.stop_token_ids)
+        )
     adapter = adapter_codec.decode_adapter(message)
     if isinstance(adapter, FullConfig):
         return adapter
@@ -175,6 +184,26 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     if not (adapter.train_attention or adapter.train_mlp or adapter.train_unembedding):
         raise InvalidFieldError("adapter.lora", "must train attention, MLP or unembedding")
     return adapter
+
+
+def _check_template(message: models_pb2.AdapterConfig) -> None:
+    """Refuse a template that cannot be read. It is a stranger's program, and is not run here."""
+    num_characters = len(message.chat_template)
+    if num_characters > MAX_TEMPLATE_CHARACTERS:
+        raise InvalidFieldError(
+            "adapter.chat_template",
+            f"must have at most {MAX_TEMPLATE_CHARACTERS} characters, got {num_characters}",
+        )
+    if len(message.stop_token_ids) > MAX_TEMPLATE_ENDS:
+        raise InvalidFieldError(
+            "adapter.stop_token_ids", f"must be at most {MAX_TEMPLATE_ENDS} tokens"
+        )
+    if message.stop_token_ids and not message.chat_template:
+        raise InvalidFieldError("adapter.stop_token_ids", "need a chat_template, which they end")
+    try:
+        check_syntax(message.chat_template)
+    except InvalidArgumentError as error:
+        raise InvalidFieldError("adapter.chat_template", error.message) from error
 
 
 def decode_base_model(value: str, field: str) -> str:

@@ -150,7 +150,7 @@ def decode_new_sampling_session(
 
 def encode_sampling_session(located: LocatedSession) -> scheduler_pb2.SamplingSession:
     """Return the message of a handle."""
-    session = located.session
+    session, adapter = located.session, located.adapter
     return scheduler_pb2.SamplingSession(
         name=session.name,
         session=session.session,
@@ -159,6 +159,8 @@ def encode_sampling_session(located: LocatedSession) -> scheduler_pb2.SamplingSe
         run=session.run,
         sampler_addresses=located.sampler_addresses,
         trainer_address=located.trainer_address,
+        chat_template="" if adapter is None else adapter.chat_template,
+        stop_token_ids=() if adapter is None else adapter.stop_token_ids,
         sampler_loads=[
             scheduler_pb2.SamplerLoad(
                 address=address,

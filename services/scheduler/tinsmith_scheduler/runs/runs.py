@@ -150,7 +150,6 @@ class Runs:
             history_retention_s=new.history_retention_s,
         )
 
-        await self._make_room(new.session)
         is_new = False
 
         def insert(connection: sa.Connection) -> bytes:
@@ -178,7 +177,16 @@ class Runs:
             return encode(run)
 
         async def record() -> bytes:
-            answer = await answer_once(self._database, request, insert, now_s=run.create_time_s)
+            while True:
+                try:
+                    answer = await answer_once(
+                        self._database, request, insert, now_s=run.create_time_s
+                    )
+                    break
+                except ResourceExhaustedError:
+                    # Sessions whose clients are silent make room, one after the other.
+                    if not await self._sessions.end_longest_silent(project, keep=new.session):
+                        raise
             if is_new:
                 # A repeat of the request finds the run of a chosen id, whose placement goes on.
                 self._creations.start(run)
@@ -187,17 +195,6 @@ class Runs:
         failpoints.passing("scheduler.create")
         # Not ended with this call, which its client may give up: what is committed is placed.
         return await see_through(record())
-
-    async def _make_room(self, session: SessionName) -> None:
-        """End sessions whose clients are silent, until the project may have one run more."""
-        while True:
-            num_runs = await self._database.read(
-                lambda connection: run_store.count_project_runs(connection, session.project)
-            )
-            if num_runs < self._max_runs_per_project:
-                return
-            if not await self._sessions.end_longest_silent(session.project, keep=session):
-                return
 
     async def _from_source(self, new: NewRun, source: CheckpointName, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""
@@ -383,6 +380,10 @@ def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:
     Raises:
         InvalidFieldError: If another one was asked for; names the field.
     """
+    if new.adapter.chat_template not in ("", stored.chat_template):
+        raise InvalidFieldError(
+            "adapter.chat_template", "is that of the source checkpoint; leave it out"
+        )
     if new.given_adapter_fields is None:
         return stored
     if not isinstance(stored, LoraConfig) or not isinstance(new.adapter, LoraConfig):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName
+from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -51,12 +52,14 @@ class LocatedSession:
         sampler_addresses: `host:port` of each sampler.
         sampler_loads: What those of them have to do that told it, by address.
         trainer_address: `host:port` of the trainer.
+        adapter: Of the run, whose chat template is that of its checkpoints; None without a run.
     """
 
     session: SamplingSession
     sampler_addresses: list[str]
     sampler_loads: dict[str, SamplerLoad]
     trainer_address: str
+    adapter: AdapterConfig | None = None
 
 
 class SamplingSessions:
@@ -217,6 +220,7 @@ class SamplingSessions:
                 if (load := self._workers.load_of(name)) is not None
             },
             trainer_address=self._trainer_address(handle, run),
+            adapter=None if run is None else run.adapter,
         )
 
     def _trainer_address(self, handle: SamplingSession, run: Run | None) -> str:

@@ -33,6 +33,7 @@ from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedErro
 from tinsmith_runtime.ledger import CheckpointRecord, ExportRecord, Ledger, RunRecord, StoredFile
 from tinsmith_runtime.storage.checkpoint_manifests import WrittenManifest
 from tinsmith_runtime.storage.objects import CHUNK_BYTES, Progress
+from tinsmith_runtime.tokenizer_files import TEMPLATE_FILE
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, stored_files
 from tinsmith_trainer.checkpoints.uploads import Uploads
@@ -153,13 +154,20 @@ class CheckpointWork:
 
         Raises:
             CheckpointNotFoundError: If the project of the run may not read the source.
-            CheckpointIncompatibleError: If the run has another base model.
+            CheckpointIncompatibleError: If the run has another base model or chat template.
         """
         source = await self._checkpoints.readable(work.source, run.name.split("/")[1])
         if source.base_model != run.base_model:
             raise CheckpointIncompatibleError(
                 f"checkpoint {source.name} is of base model {source.base_model}, {run.name} of "
                 f"{run.base_model}; copy it into a run of the same base model",
+                checkpoint=source.name,
+            )
+        template = adapter_from_json(source.adapter).chat_template
+        if template != adapter_from_json(run.adapter).chat_template:
+            raise CheckpointIncompatibleError(
+                f"checkpoint {source.name} has another chat template than {run.name}, by which its "
+                "samples would be asked; create a run from it and copy it there",
                 checkpoint=source.name,
             )
         return source
@@ -243,6 +251,10 @@ class CheckpointWork:
             # A folder of this machine means nothing where the adapter goes.
             settings["base_model_name_or_path"] = record.base_model
             files[ADAPTER_CONFIG_FILE].write_text(json.dumps(settings, indent=1, sort_keys=True))
+            template = adapter_from_json(record.adapter).chat_template
+            if template:
+                files[TEMPLATE_FILE] = scratch / TEMPLATE_FILE
+                files[TEMPLATE_FILE].write_text(template, encoding="utf-8")
             attributes = {"export": "peft", "base_model": record.base_model}
             return self._files.put(folder, files, attributes, progress)
 
@@ -322,7 +334,12 @@ class CheckpointWork:
         units = engine.model.lora_targets
         # In this order: nothing of the weights is allocated before all of it is known to fit.
         header = read_header_of(paths[ADAPTER_FILE])
-        config = plan_import(paths[ADAPTER_CONFIG_FILE].read_bytes(), header, units)
+        own = adapter_from_json(run.adapter)
+        config = replace(
+            plan_import(paths[ADAPTER_CONFIG_FILE].read_bytes(), header, units),
+            chat_template=own.chat_template,
+            stop_token_ids=own.stop_token_ids,
+        )
         base_dir = self._host.directories[run.base_model]
         tensors = read_import(paths[ADAPTER_FILE], config, units, base_dir)
         settings = export_config(config, units, run.base_model, engine.model.other_modules)

@@ -73,9 +73,17 @@ class ResumableRun:
         """Return where it is and what it begins with, in one sentence."""
         folder, run = self._experiment.folder, self.run.name
         if not self.is_resumed:
-            return f"{run} begins; its files are in {folder}"
+            return f"{run} begins; its files are in {folder}{self._left_out()}"
         note = f"; {self._experiment.note}" if self._experiment.note else ""
         return f"{run} goes on after step {self.first_step}; its files are in {folder}{note}"
+
+    def _left_out(self) -> str:
+        """Return what no adapter of the model reaches, in words; nothing where all is trained."""
+        if not self.run.info.is_lora:
+            return ""
+        models = {model.base_model: model for model in self._client.list_models()}
+        layers = models[self.run.base_model].layers_without_adapters
+        return f"; its adapter does not reach {', '.join(layers)}" if layers else ""
 
     def save(self, step: int, name: str = "") -> str:
         """Save weights and optimizer after a number of steps; return the checkpoint's name."""
@@ -176,8 +184,12 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
         return client.create_training_run_from_checkpoint(
             begin_from, include_optimizer=not is_other, display_name=display_name
         )
+    # Not every recipe has the setting.
+    chat_template = getattr(config, "chat_template", "")
     if config.adapter == "full":
-        return client.create_full_training_run(config.base_model, display_name=display_name)
+        return client.create_full_training_run(
+            config.base_model, display_name=display_name, chat_template=chat_template
+        )
     return client.create_lora_training_run(
         config.base_model,
         config.rank,
@@ -185,4 +197,5 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
         # Not every recipe has the setting.
         train_unembed=getattr(config, "train_unembed", False),
         display_name=display_name,
+        chat_template=chat_template,
     )

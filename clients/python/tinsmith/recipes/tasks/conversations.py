@@ -73,12 +73,13 @@ class Conversation:
         """
         try:
             return answers_to_data(
-                tokenizer, self.messages, self._weights(train_on), tools=self.tools
+                tokenizer, self.messages, self.weights_of(train_on), tools=self.tools
             )
         except TinsmithError as error:
             raise self._refusal(error) from error
 
-    def _weights(self, train_on: str) -> list[float]:
+    def weights_of(self, train_on: str) -> list[float]:
+        """Return how much each message is trained on: as the line says, else by `train_on`."""
         if self.weights is not None:
             return self.weights
         last = len(self.messages) - 1

@@ -27,6 +27,9 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import Datum, FloatArray, SamplingParams
 
 _NUM_SHOWN = 5
+_PIG_LATIN, _WARM_START = "pig_latin", "warm_start"
+SHIPPED = (_PIG_LATIN, _WARM_START)
+"""Data that come with the package; every other name is a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,9 @@ def make_task(
     Raises:
         ConversationFormatError: If the file is not one.
     """
-    if name == "pig_latin":
+    if name == _PIG_LATIN:
         return PigLatinTask(tokenizer, batch_size=batch_size, seed=seed)
-    if name == "warm_start":
+    if name == _WARM_START:
         return WarmStartTask(tokenizer, batch_size=batch_size, seed=seed)
     return ConversationTask(
         tokenizer, Path(name), batch_size=batch_size, seed=seed, max_tokens=max_tokens, rules=rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def whole_response(head: Head, answer: Mapping[str, Any]) -> dict[str, Any]:
         logprobs = logprobs_of(choice["logprobs"])
         part = text_part(message["content"] or "", logprobs)
         output.append(message_item(new_id("msg"), status, [part]))
-    output += [call_item(new_id("fc"), "completed", call) for call in calls]
+    output += [call_item(new_id("fc"), call) for call in calls]
     return head.encode(status, output=output, usage=answer["usage"])
 
 
@@ -118,9 +119,14 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def call_item(item_id: str, status: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item of a call, given as a chat completion has it."""
+def call_item(item_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item of a call, given as a chat completion has it; incomplete if it is cut."""
     function = call["function"]
+    try:
+        json.loads(function["arguments"])
+        status = "completed"
+    except ValueError:
+        status = "incomplete"
     return {
         "id": item_id,
         "type": "function_call",

@@ -99,7 +99,7 @@ class _Stream:
         yield from self._end_item(message_item(text.id, status, [part]))
 
     def _add_call(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        item = call_item(new_id("fc"), "completed", call)
+        item = call_item(new_id("fc"), call)
         place = {"output_index": len(self._output), "item_id": item["id"]}
         begun = {**item, "status": "in_progress", "arguments": ""}
         yield self._event("response.output_item.added", output_index=len(self._output), item=begun)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tinsmith.text.tool_notations import Piece, ToolCallParser
+from tinsmith.text.tool_notations import Piece, ToolCall, ToolCallParser
 from tinsmith_gateway.openai.codec import Sampled, Top
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
@@ -25,6 +25,8 @@ class Answer:
         skip_special: Whether special tokens are left out of the text.
         kept_tokens: Special tokens that are not.
         parser: Finds calls of tools; None if there are no tools.
+        read_cut: Finds them in an answer that had to be calls and ended at its limit, None if it
+            did not have to.
     """
 
     def __init__(
@@ -36,13 +38,16 @@ class Answer:
         skip_special: bool = True,
         kept_tokens: Sequence[str] = (),
         parser: ToolCallParser | None = None,
+        read_cut: Callable[[str], list[ToolCall]] | None = None,
     ) -> None:
         decode = tokenizer.decoder(skip_special=skip_special, kept=kept_tokens)
         self._detokenizer = IncrementalDetokenizer(decode)
         self._filter = StopFilter(stops)
         self._min_tokens = min_tokens
         self._parser = parser
+        self._read_cut = read_cut
         self._has_calls = False
+        self._is_cut = False
         self.sampled = Sampled()
         """Everything so far, exactly."""
 
@@ -58,9 +63,19 @@ class Answer:
             return [text] if text else []
         pieces = self._parser.push(text) if text else []
         if piece.stop_reason:
-            pieces += self._parser.finish()
+            pieces += self._finish(self._parser)
         self._has_calls = self._has_calls or any(not isinstance(one, str) for one in pieces)
         return pieces
+
+    def _finish(self, parser: ToolCallParser) -> list[Piece]:
+        """Return what is left; what is cut of a call that had to be is its arguments so far."""
+        left = parser.finish()
+        self._is_cut = self._read_cut is not None and self.sampled.stop_reason == "length"
+        if self._read_cut is None or not self._is_cut:
+            return left
+        text = "".join(one for one in left if isinstance(one, str))
+        cut = self._read_cut(text)
+        return [*(one for one in left if not isinstance(one, str)), *cut] if cut else left
 
     @property
     def stop_string(self) -> str | None:
@@ -72,7 +87,7 @@ class Answer:
         """OpenAI's word for why the sample ended; None while it goes on."""
         if not self.sampled.stop_reason:
             return None
-        if self._has_calls:
+        if self._has_calls and not self._is_cut:
             return "tool_calls"
         return "stop" if self._filter.is_stopped else self.sampled.stop_reason
 
@@ -93,7 +108,7 @@ def completion_logprobs(
     tops: Sequence[Top],
     tokenizer: ChatTokenizer,
     *,
-    offset: int,
+    offsets: list[int],
     num_top: int,
 ) -> dict[str, Any]:
     """Return the log-probabilities of a completion.
@@ -103,16 +118,11 @@ def completion_logprobs(
         logprobs: Of the tokens; NaN for the first of a prompt, which nothing precedes.
         tops: The most probable tokens at each; empty for none.
         tokenizer: Of the model.
-        offset: Where the text of the first token begins in the text of the choice.
+        offsets: Where each token begins in the text of the choice.
         num_top: How many of the most probable are told.
     """
-    texts = [tokenizer.text_of(token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
-        "tokens": texts,
+        "tokens": [tokenizer.text_of(token) for token in tokens],
         "token_logprobs": [_finite(value) for value in logprobs],
         "top_logprobs": (
             [_top_mapping(top[:num_top], tokenizer) for top in tops] if num_top else None
