@@ -29,7 +29,7 @@ from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 
 NATIVE_BYTES, HTTP_BYTES = 60 * 2**20, 4 * 2**20
 MAX_WAIT_S = 1.0
-"""What anybody else may wait."""
+"""What others may wait."""
 MAX_TIMES, OTHER_MIB = 8, 128
 """Memory may grow by so many times the body; what is kept for the next one counts as well."""
 FIELDS = [
