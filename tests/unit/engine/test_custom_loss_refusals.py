@@ -309,3 +309,28 @@ def test_hostile_graphs_fail_typed_and_do_not_take_the_memory(nodes: list[Any]) 
 
 def test_there_are_enough_of_them() -> None:
     assert len(REFUSED_AT_ONCE) + len(FAILS) >= 100
+
+
+LARGE = 1 << 19
+READS = {
+    "reductions": [
+        call("z", "torch.linspace", 0, 1, LARGE),
+        *(call(f"m{index}", "torch.norm", ref("z"), 2.5) for index in range(8)),
+    ],
+    "products": [
+        call("z", "torch.linspace", 0, 1, LARGE),
+        method("wide", "reshape", ref("z"), 1, LARGE),
+        method("high", "reshape", ref("z"), LARGE, 1),
+        *(call(f"m{index}", "torch.matmul", ref("wide"), ref("high")) for index in range(8)),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", READS.values(), ids=READS)
+def test_what_a_loss_reads_is_bounded_by_its_tokens(nodes: list[Any]) -> None:
+    """Each of these nodes gives one element, and takes as long as a hundred tokens."""
+    graph = json.dumps({"format": 1, "nodes": of(*nodes, call("x", "torch.neg", X))})
+    loss = CustomLoss(name="reads", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
+    compute_custom_loss(read_graph(loss), [np.zeros(480, np.float32)], needs_gradient=True)
+    with pytest.raises(CustomLossError, match="reads more elements than the tokens"):
+        compute_custom_loss(read_graph(loss), [np.zeros(5, np.float32)], needs_gradient=True)

@@ -40,8 +40,12 @@ MAX_ELEMENTS = 1 << 24
 MAX_TOTAL_ELEMENTS = 1 << 27
 """Of all tensors of a datum together: autograd keeps them all."""
 ELEMENTS_OF_TOKEN = 1 << 15
-"""How many of them each token brings, so that the time of a batch is in proportion to it."""
-_FREE_ELEMENTS = 1 << 20
+"""How many of them each token brings."""
+WORK_OF_TOKEN = 1 << 14
+"""How many elements of arguments each token lets be read, so that the time of a batch is in
+proportion to it: a reduction of millions of elements gives one."""
+_FREE_ELEMENTS, _FREE_WORK = 1 << 20, 1 << 18
+_MATMULS = frozenset({"torch.matmul", "torch.mm", "torch.mv", "torch.bmm", "operator.matmul"})
 _MAX_AXES = 16
 _MAX_POWER_BITS = 64
 
@@ -137,6 +141,7 @@ class _Values:
         self._values: dict[str, Any] = {}
         limit = _FREE_ELEMENTS + num_tokens * ELEMENTS_OF_TOKEN
         self._num_left = min(limit, MAX_TOTAL_ELEMENTS)
+        self._work_left = _FREE_WORK + num_tokens * WORK_OF_TOKEN
 
     def put(self, node: str, value: Any) -> None:
         """Keep the value of a node."""
@@ -161,6 +166,7 @@ class _Values:
                 shadows["device"] = torch.device("meta")
             with torch.no_grad():
                 self._check_size(function(*(_shadow(each) for each in args), **shadows))
+        self._take_work(call, _tensors([*args, *kwargs.values()]))
         found = _checked(function(*args, **kwargs))
         self._num_left -= self._check_size(found)
         return found
@@ -199,6 +205,17 @@ class _Values:
                 return math.prod(max(tensor.numel(), 1) for tensor in tensors) > limit
             case Growth.FREE:
                 return call.target != "operator.getitem" or not _is_view(args[1])
+
+    def _take_work(self, call: Call, tensors: Sequence[Tensor]) -> None:
+        work = sum(tensor.numel() for tensor in tensors)
+        name = call.target if "." in call.target else f"torch.{call.target}"
+        if name in _MATMULS and len(tensors) == 2:
+            # Each element of the result is a sum over the axis that both have.
+            left, right = tensors
+            work = left.numel() * right.numel() // max(left.shape[-1] if left.ndim else 1, 1)
+        if work > self._work_left:
+            raise ValueError("reads more elements than the tokens of a datum let a loss read")
+        self._work_left -= work
 
     def _check_size(self, found: Any) -> int:
         """Return how many elements a result has, if that is not too many."""
