@@ -23,6 +23,7 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
     ("fields", "wrong"),
     [
         pytest.param({"chat_template": "{% for"}, "adapter.chat_template", id="syntax"),
+        pytest.param({"chat_template": "{{ " + "(" * 30_000}, "adapter.chat_template", id="deep"),
         pytest.param({"chat_template": "x" * 65_537}, "adapter.chat_template", id="length"),
         pytest.param({"stop_token_ids": [1]}, "adapter.stop_token_ids", id="ends-of-none"),
         pytest.param(

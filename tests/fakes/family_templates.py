@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from tests.fakes.chat_models import QWEN3, QWEN3_VL, QWEN25_VL
 
+from tinsmith.text.named_templates import ROLE_COLON
+
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 TOOLS = (
     "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}"
@@ -216,4 +218,5 @@ FAMILIES = {
     "lfm2": LFM2,
     "nemotron": NEMOTRON,
     "smolvlm": SMOLVLM,
+    "role_colon": ROLE_COLON,
 }

@@ -165,6 +165,21 @@ def test_the_end_of_a_file_s_answers_stops_samples_and_exports(
     assert end in settings["eos_token_id"]
 
 
+def test_the_server_plays_by_named_templates_alone(
+    owner: tinsmith.Client, trained: supervised.Summary, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(OWN)
+    run = owner.create_lora_training_run("tiny", 4, chat_template=str(path))
+    params = tinsmith.SamplingParams(max_tokens=4)
+    with pytest.raises(tinsmith.TinsmithError, match="play its episodes in the client"):
+        owner.rollouts.generate("guessing", [1], sampler=run.sampler(), params=params)
+    named = owner.create_sampler(checkpoint=trained.checkpoint)
+    batch = owner.rollouts.generate("guessing", [1], sampler=named, params=params)
+    [group] = batch.result().groups
+    assert group
+
+
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [

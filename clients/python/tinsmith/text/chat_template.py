@@ -110,7 +110,7 @@ def check_syntax(source: str) -> None:
     """
     try:
         _make_environment().parse(source)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, RecursionError) as error:
         raise _unreadable(error) from error
 
 
@@ -126,7 +126,7 @@ def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _unreadable(error: jinja2.TemplateError) -> InvalidArgumentError:
+def _unreadable(error: Exception) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the chat template of the model cannot be read: {error}",
         remedy="correct the template, or build prompts with encode()",

@@ -14,7 +14,8 @@ from tinsmith.text.tokenizer import Tokenizer
 ROLE_COLON = (
     "{{- bos_token -}}"
     "{%- for message in messages -%}"
-    "{{- (message.role | capitalize) ~ ': ' ~ (message.content | trim) -}}"
+    "{%- set role = 'system' if message.role == 'developer' else message.role -%}"
+    "{{- (role | capitalize) ~ ': ' ~ (message.content | trim) -}}"
     "{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
     "{{- '\\n\\n' -}}"
     "{%- endfor -%}"

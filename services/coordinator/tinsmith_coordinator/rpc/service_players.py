@@ -36,6 +36,7 @@ from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.transport import Connection, Transport
 from tinsmith.sampling.opening import attach_sampler
 from tinsmith.settings import ClientSettings
+from tinsmith.text.named_templates import NAMED_TEMPLATES
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import (
     environment_pb2_grpc,
@@ -152,7 +153,14 @@ class ServicePlayers:
         return ClientCore(settings, transport=self._transport, background=self._background)
 
     async def _check(self, core: ClientCore, new: NewBatch) -> None:
-        await attach_sampler(core, new.sampling_session)
+        sampler = await attach_sampler(core, new.sampling_session)
+        template = sampler.chat_template
+        if template and template not in NAMED_TEMPLATES.values():
+            # A program of the run's owner would hold up the episodes of all projects.
+            raise ChatTemplateRefusedError(
+                "the run has a chat template of its own, which is not executed here; play its "
+                "episodes in the client"
+            )
         try:
             served = {each.name for each in await EnvironmentClient(core).list_async()}
         except FailedPreconditionError as error:
@@ -185,7 +193,7 @@ class ServicePlayers:
     async def _tokenizer(self, core: ClientCore, base_model: str, chat_template: str) -> Tokenizer:
         """Return the tokenizer of a base model; it is built once for each version of its files.
 
-        A run's own template is built each time: it is as rare as it is quick.
+        One with a template by name is built each time: it is as rare as it is quick.
         """
         digest, tokenizer = self._tokenizers.get(base_model, ("", None))
         answer = await core.transport.call(

@@ -12,6 +12,7 @@ used longest ago go.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -32,12 +33,12 @@ _FRESH_S = 60.0
 MAX_TOKENIZER_KEYS = 10_000
 """Base models, by project and pool, whose tokenizer is known."""
 _Key = tuple[str, str, str, str]
-"""Project, pool, base model and a run's own chat template, if it has one.
+"""Project, pool, base model and the hash of a run's own chat template, if it has one.
 
 Another pool may serve another model of the same name.
 """
 _Place = tuple[str, str, str, str]
-"""Project and pool, or nothing for operators' models, digest and template."""
+"""Project and pool, or nothing for operators' models, digest and hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,20 @@ class TokenizerStore:
             ModelNotFoundError: If no pod serves it.
             FailedPreconditionError: If it has none, or one that takes too much time or memory.
         """
-        key = (credential.caller.project, credential.caller.pool, base_model, chat_template)
+        key = (
+            credential.caller.project,
+            credential.caller.pool,
+            base_model,
+            _hash_of(chat_template),
+        )
         found = self._fresh(key)
         if found is not None:
             return found
         async with self._locks.setdefault(key, asyncio.Lock()):
             found = self._fresh(key)
-            return await self._fetch(key, credential) if found is None else found
+            if found is None:
+                return await self._fetch(key, credential, chat_template)
+            return found
 
     def _fresh(self, key: _Key) -> ChatTokenizer | None:
         digest, expires_s = self._digests.get(key, ("", 0.0))
@@ -112,8 +120,8 @@ class TokenizerStore:
         self._kept.move_to_end(place)
         return kept.tokenizer
 
-    async def _fetch(self, key: _Key, credential: Credential) -> ChatTokenizer:
-        project, pool, base_model, chat_template = key
+    async def _fetch(self, key: _Key, credential: Credential, chat_template: str) -> ChatTokenizer:
+        project, pool, base_model, _ = key
         known = self._digests.get(key, ("", 0.0))[0]
         if self._use(_place_of(key, known)) is None:
             known = ""
@@ -179,7 +187,11 @@ class TokenizerStore:
 
 
 def _place_of(key: _Key, digest: str) -> _Place:
-    project, pool, _, chat_template = key
-    if pool or chat_template:
-        return project, pool, digest, chat_template
+    project, pool, _, template_hash = key
+    if pool or template_hash:
+        return project, pool, digest, template_hash
     return "", "", digest, ""
+
+
+def _hash_of(chat_template: str) -> str:
+    return hashlib.sha256(chat_template.encode()).hexdigest() if chat_template else ""
