@@ -2,8 +2,9 @@
 
 Requests and answers are lost, writes arrive late, watches are cut, delayed and told again. The
 controller is restarted, or replaced by another process while its writes are under way. Meanwhile
-people submit, suspend, edit and cancel jobs, nodes come and go, and pods are deleted. Then the
-faults end, and everything has to settle.
+people submit, suspend, edit, cancel and delete jobs, and submit others of their names. Jobs wait
+for what does not exist yet, or for their quota. Nodes come and go, pods are deleted, and others
+take GPUs, some for good. Then the faults end, and everything has to settle.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import collections
 import logging
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from tests.unit.controller.cluster_in_memory import (
     NAMESPACE,
@@ -23,19 +26,26 @@ from tests.unit.controller.cluster_in_memory import (
 )
 from tests.unit.controller.process_in_memory import Process
 
-from tinsmith_controller.kube.api_client import ApiError, Json
+from tinsmith_controller.kube.api_client import PRIORITY_CLASSES, ApiError, Json
 from tinsmith_controller.kube.leader_election import NotLeaderError
 from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_jobs.naming import NamespacedName
 
 GPUS_OF_NODE = 8
 NODES = ("n0", "n1", "n2")
+TAKEN = "n0"
+"""The node on which pods of others stay; what a job needs has room on the rest."""
+QUEUES = Path(__file__).with_suffix(".toml")
+QUOTA = 8
+LATE_CLASS = "late"
+"""A PriorityClass that does not exist at first."""
 BAD_S = 9.0
 QUIET_S = 400.0
 """Longer than a node is avoided that refused a pod; time passes in larger steps then."""
 ASSIGN = NamespacedName("Assignment", "", "")
 SHAPES = ((2, 2, 1), (2, 2, 1), (1, 4, 2), (1, 8, 0), (3, 2, 1))
 """Trainers, GPUs of each, and samplers."""
+ACTS = ("suspend", "resume", "cancel", "pod", "gpus", "memory", "theirs")
 MOVING = {"Starting", "Restarting", "Suspending", "Preempting", "Cancelling", "Pending"}
 
 
@@ -62,6 +72,11 @@ class Life:
         self.kinds = set(self.chance.sample(kinds, self.chance.randint(1, len(kinds))))
         self.speed = self.chance.choice((1, 4))
         self.strike_until_s = -1.0
+        # Every second life is as crowded as a cluster of many people.
+        self.is_crowded = seed % 2 == 0
+        self.class_s = self.chance.uniform(4.0, BAD_S) if self.is_crowded else float("inf")
+        self.is_coveted = False
+        """Whether another owner wants what a pod on `TAKEN` had that was just deleted."""
         self.connections: list[Connection] = []
         self.process = self._start()
         self.due: dict[NamespacedName, float] = {}
@@ -82,8 +97,10 @@ class Life:
             self.world.now_s += chance.uniform(0.01, 0.06)
             for name in [each for each, at_s in arrivals.items() if at_s <= self.world.now_s]:
                 del arrivals[name]
-                scheduling = {"priorityClassName": "high"} if chance.random() < 0.15 else {}
-                self.world.job(name, *chance.choice(SHAPES), **scheduling)
+                self._submit(name)
+            if self.class_s <= self.world.now_s:
+                self.class_s = float("inf")
+                self.world.priority_class(LATE_CLASS, 5)
             self._step()
         self._end_faults()
         while self.world.now_s < BAD_S + QUIET_S and not self._is_over():
@@ -93,6 +110,17 @@ class Life:
         return self.found
 
     # What happens.
+
+    def _submit(self, name: str) -> None:
+        chance = self.chance
+        scheduling: dict[str, Any] = {}
+        if not self.is_crowded:
+            scheduling |= {"priorityClassName": "high"} if chance.random() < 0.15 else {}
+        elif chance.random() < 0.3:
+            scheduling["priorityClassName"] = chance.choice(("high", LATE_CLASS))
+        if self.is_crowded and chance.random() < 0.2:
+            scheduling["queueName"] = "small"
+        self.world.job(name, *chance.choice(SHAPES), **scheduling)
 
     def _step(self) -> None:
         chance, world, process = self.chance, self.world, self.process
@@ -113,6 +141,9 @@ class Life:
         for pod in world.of("pods"):
             if chance.random() < 0.5:
                 self._advance(pod)
+        self._collect()
+        if self.is_coveted and self._foreign_pod(TAKEN):
+            self.is_coveted = False
         for connection in self.connections:
             if connection.under_way and chance.random() < 0.1:
                 self._land(connection)
@@ -125,6 +156,17 @@ class Life:
             self._act()
         if "nodes" in self.kinds and chance.random() < 0.01:
             self._flap()
+
+    def _collect(self) -> None:
+        """Delete what jobs owned that are gone, as the collector of a cluster does by and by."""
+        live = {job["metadata"]["uid"] for job in self.world.of("trainingjobs")}
+        for plural in ("pods", "secrets", "services"):
+            for owned in self.world.of(plural):
+                metadata = owned["metadata"]
+                owners = {each["uid"] for each in metadata.get("ownerReferences", [])}
+                is_orphan = owners and not owners & live
+                if is_orphan and (not self.is_bad or self.chance.random() < 0.2):
+                    self.world.delete(plural, NAMESPACE, metadata["name"])
 
     def _work(self) -> None:
         process, now_s = self.process, self.world.now_s
@@ -198,7 +240,7 @@ class Life:
     def _start(self) -> Process:
         connection = Connection(self.world, self._fault)
         self.connections.append(connection)
-        return self.make_process(self.world, connection)
+        return self.make_process(self.world, connection, queues=QUEUES if self.is_crowded else None)
 
     def _replace_process(self) -> None:
         """Begin with another process; what this one sent may still arrive."""
@@ -225,7 +267,7 @@ class Life:
             return
         job = chance.choice(jobs)
         name, spec = job["metadata"]["name"], job["spec"]
-        what = chance.choice(("suspend", "resume", "cancel", "pod", "gpus", "memory", "theirs"))
+        what = chance.choice((*ACTS, "delete") if self.is_crowded else ACTS)
         if what == "suspend" and not spec.get("suspend"):
             world.edit("trainingjobs", name, suspend=True)
         elif what == "resume" and spec.get("suspend"):
@@ -234,25 +276,35 @@ class Life:
             world.edit("trainingjobs", name, cancel=True)
         elif what == "gpus":
             is_alone = spec["roles"]["trainer"]["replicas"] == 1
-            world.edit_trainer(name, gpus=chance.choice((1, 2, 4, 8) if is_alone else (1, 2, 4)))
+            sizes = (1, 2, 4, 8) if is_alone else (1, 2, 4)
+            is_small = spec["scheduling"].get("queueName") == "small"
+            world.edit_trainer(name, gpus=chance.choice(sizes[:2] if is_small else sizes))
         elif what == "memory":
             world.edit_trainer(name, resources={"requests": {"cpu": "200m", "memory": "1Gi"}})
         elif what == "pod" and (pods := world.of("pods")):
-            world.delete("pods", NAMESPACE, chance.choice(pods)["metadata"]["name"])
+            pod = chance.choice(pods)
+            is_ours_there = pod["spec"].get("nodeName") == TAKEN and not _is_theirs(pod)
+            self.is_coveted |= self.is_crowded and is_ours_there
+            world.delete("pods", NAMESPACE, pod["metadata"]["name"])
         elif what == "theirs":
-            self._foreign_pod()
+            self._foreign_pod(chance.choice(NODES))
+        elif what == "delete" and chance.random() < 0.3:
+            world.delete("trainingjobs", NAMESPACE, name)
+            if chance.random() < 0.7:
+                self._submit(name)
         else:
             return
         world.say(f"people: {what} {name}")
 
-    def _foreign_pod(self) -> None:
-        """A pod of another owner takes GPUs that no pod has at this moment, and leaves some day."""
+    def _foreign_pod(self, node: str) -> bool:
+        """A pod of another owner takes GPUs that no pod has at this moment, if there are any."""
         world = self.world
-        name = f"theirs-{world.revision}"
-        node = self.chance.choice(NODES)
         num_free = GPUS_OF_NODE - world.used().get(node, 0)
-        if num_free and world.is_ready(node):
-            world.foreign_pod(name, node, self.chance.randint(1, num_free))
+        if not num_free or not world.is_ready(node):
+            return False
+        num_gpus = self.chance.randint(1, num_free)
+        world.foreign_pod(f"theirs-{world.revision}", node, num_gpus)
+        return True
 
     def _flap(self) -> None:
         node = self.chance.choice(NODES)
@@ -283,8 +335,10 @@ class Life:
         for name in NODES:
             if not world.is_ready(name):
                 world.node(name)
+        if self.class_s != float("inf"):
+            world.priority_class(LATE_CLASS, 5)
         for pod in world.of("pods"):
-            if pod["metadata"]["name"].startswith("theirs"):
+            if _is_theirs(pod) and not (self.is_crowded and pod["spec"]["nodeName"] == TAKEN):
                 world.delete("pods", NAMESPACE, pod["metadata"]["name"], at_once=True)
         for job in world.of("trainingjobs"):
             if job["spec"].get("suspend"):
@@ -298,6 +352,7 @@ class Life:
             return
         if plural == "trainingjobs":
             self._check_job(before or {}, after)
+            self._check_quota()
             for node, gpus in self.world.assigned().items():
                 if gpus > GPUS_OF_NODE:
                     self._find("given twice", f"{gpus} of {GPUS_OF_NODE} GPUs of {node}")
@@ -309,12 +364,17 @@ class Life:
         if status.get("phase") == "Failed" and before.get("status", {}).get("phase") != "Failed":
             self._find("failed", f"{name}: {status.get('failure', {}).get('message')}")
         held = [entry for entry in status.get("assignments", []) if entry.get("node")]
-        if before.get("status", {}).get("assignments"):
-            if not held:
+        had = before.get("status", {}).get("assignments", [])
+        if had:
+            # Later than that, a pod of a lost node may begin there once the node is back.
+            if not held and any(entry.get("node") for entry in had):
                 self._check_release(after)
             return
         if not held:
             return
+        missing = after["spec"]["scheduling"].get("priorityClassName") == LATE_CLASS
+        if missing and (PRIORITY_CLASSES.plural, "", LATE_CLASS) not in self.world.objects:
+            self._find("not held back", f"{name} has nodes, and its PriorityClass is not there")
         wanted = {
             (role, index)
             for role, content in after["spec"]["roles"].items()
@@ -323,6 +383,16 @@ class Life:
         }
         if {(entry["role"], entry["index"]) for entry in held} != wanted:
             self._find("half placed", f"{name} has {len(held)} nodes for {len(wanted)} pods")
+
+    def _check_quota(self) -> None:
+        num_gpus = sum(
+            entry["gpus"]
+            for job in self.world.of("trainingjobs")
+            if job["spec"]["scheduling"].get("queueName") == "small"
+            for entry in job.get("status", {}).get("assignments", [])
+        )
+        if num_gpus > QUOTA:
+            self._find("over its quota", f"{num_gpus} of {QUOTA} GPUs")
 
     def _check_release(self, job: Json) -> None:
         for pod in self.world.of("pods"):
@@ -335,7 +405,8 @@ class Life:
     def _is_over(self) -> bool:
         phases = {job.get("status", {}).get("phase") for job in self.world.of("trainingjobs")}
         is_done = phases <= {"Succeeded", "Cancelled", "Failed"}
-        return is_done and not self.world.assigned() and not self.world.used()
+        uses = any(holds_gpus(p) and gpus_of(p) for p in self.world.of("pods") if not _is_theirs(p))
+        return is_done and not uses and not self.world.assigned()
 
     def _check_end(self) -> None:
         names = set()
@@ -348,7 +419,7 @@ class Life:
                 self._find(kind, f"{name} is {phase}: {why}")
         for pod in self.world.of("pods"):
             name = pod["metadata"]["name"]
-            if holds_gpus(pod) and gpus_of(pod) and name not in names:
+            if holds_gpus(pod) and gpus_of(pod) and name not in names and not _is_theirs(pod):
                 self._find("orphan", f"{name} has GPUs and no job")
         over = {n: g for n, g in self.world.assigned().items() if g > GPUS_OF_NODE}
         if over:
@@ -357,6 +428,10 @@ class Life:
     def _find(self, kind: str, text: str) -> None:
         self.found.append(f"{kind}: {text}")
         self.world.say(f"!!! {self.found[-1]}")
+
+
+def _is_theirs(pod: Json) -> bool:
+    return bool(pod["metadata"]["name"].startswith("theirs"))
 
 
 def failing_seeds(
