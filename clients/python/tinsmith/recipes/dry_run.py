@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -66,7 +65,7 @@ def print_preview(preview: Preview) -> None:
         ConversationFormatError: At its end, if a run would be refused for a row that is too long.
     """
     console = rich.console.Console(highlight=False, soft_wrap=True)
-    has_colours = console.is_terminal and not os.environ.get("NO_COLOR")
+    has_colours = console.is_terminal and not console.no_color
     for text in _describe(preview):
         console.print(text if has_colours else Text(text.plain))
     for row in preview.rows:
