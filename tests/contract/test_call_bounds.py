@@ -15,6 +15,7 @@ from google.longrunning import operations_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fakes.gateway_harness import RUN, TIMEOUT_S, refusal
 from tests.fakes.scheduler import FakeScheduler, bearer
+from tests.support.memory import num_kept_by_errors, without_collector
 from tests.support.pod_keys import POD_KEY, credentials
 from tests.support.wait import eventually
 
@@ -25,7 +26,7 @@ from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 PATH = "/tinsmith.v1.TrainerService/GetRunStatus"
-SMALL = 1000
+SMALL, LARGE = 1000, 16 * 2**20
 STATUS = trainer_pb2.GetRunStatusRequest(run=RUN).SerializeToString()
 
 
@@ -237,3 +238,13 @@ async def test_a_request_of_many_empty_parts_is_refused_before_it_is_decoded() -
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "BATCH_TOO_LARGE")
         assert error.metadata == {"limit": str(message_parts.MAX_PARTS)}
         assert (await pod.call()) is not None
+
+
+async def test_a_refused_request_is_not_kept_until_the_garbage_collector_comes() -> None:
+    """gRPC keeps the error of a refused call in a cycle, with all frames that it passed."""
+    async with trainer() as pod:
+        pod.hold.set()
+        with without_collector():
+            for _ in range(3):
+                assert (await refusal(pod.call(LARGE))).reason == "BATCH_TOO_LARGE"
+            assert num_kept_by_errors(LARGE) == 0

@@ -22,9 +22,11 @@ from tests.fakes.gateway_harness import (
     SAMPLING_SESSION,
     TIMEOUT_S,
     GatewayRig,
+    refusal,
     running_gateway,
 )
 from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
+from tests.support.memory import num_kept_by_errors, without_collector
 from tests.support.wait import eventually
 
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
@@ -71,6 +73,18 @@ async def test_large_messages_pass_the_splice(rig: GatewayRig) -> None:
     )
     await rig.call("/tinsmith.v1.SamplerService/Sample", request, None)
     assert rig.pod.requests[0].ByteSize() == request.ByteSize()
+
+
+async def test_a_refused_message_is_not_kept_until_the_garbage_collector_comes(
+    rig: GatewayRig,
+) -> None:
+    size = 16 * 2**20
+    path = "/tinsmith.v1.TrainerService/GetRunStatus"
+    with without_collector():
+        for _ in range(3):
+            call = rig.call(path, b"\x0a\x80\x80\x80\x08" + b"a" * size, None)
+            assert (await refusal(call)).reason == "BATCH_TOO_LARGE"
+        assert num_kept_by_errors(size) == 0
 
 
 async def test_the_preface_may_come_byte_by_byte(rig: GatewayRig) -> None:

@@ -54,7 +54,7 @@ from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
-from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
+from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, clear_frames, end_with
 from tinsmith_runtime.rpc.message_parts import check_size
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
@@ -260,17 +260,15 @@ class _Passage:
         self._owner: Owner = SchedulerOwner()
         self._foreign: NotFoundError | None = None
 
+    # What holds the bytes of a request is a frame of its own below these: gRPC keeps the error of a
+    # refused call, with all frames that it passed, until the garbage collector comes.
+
     async def serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and one answer."""
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                body = await self._gateway.read(
-                    self._method, bodies, context, credential, admission
-                )
-                await self._find_owner(body, credential)
-                async with self._gateway.turn(self._method, credential):
-                    answer = await self._pass_unary(body, context, credential)
+                answer = await self._answer(bodies, context, credential, admission)
                 await context.write(answer)
 
     async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
@@ -278,32 +276,60 @@ class _Passage:
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                body = await self._gateway.read(
-                    self._method, bodies, context, credential, admission
-                )
-                await self._find_owner(body, credential)
-                await self._pass_stream(lambda: body, context, credential, attempts=2)
+                await self._answer_in_parts(bodies, context, credential, admission)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass two streams; the first request says where they go."""
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                requests = aiter(bodies)
-                first = await first_of(
-                    requests, method=self._method.path, timeout_s=self._gateway.timeout_s(context)
-                )
-                await self._find_owner(first or b"", credential)
+                await self._converse(bodies, context, credential, admission)
 
-                async def all_requests() -> AsyncIterator[bytes]:
-                    if first is not None:
-                        admission.add_bytes(len(first))
-                        yield first
-                    async for body in counted_one_by_one(requests, admission):
-                        yield body
+    async def _answer(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        credential: Credential,
+        admission: Admission,
+    ) -> bytes:
+        body = await self._gateway.read(self._method, bodies, context, credential, admission)
+        await self._find_owner(body, credential)
+        async with self._gateway.turn(self._method, credential):
+            return await self._pass_unary(body, context, credential)
 
-                # What the client has sent cannot be taken back: one attempt.
-                await self._pass_stream(all_requests, context, credential, attempts=1)
+    async def _answer_in_parts(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        credential: Credential,
+        admission: Admission,
+    ) -> None:
+        body = await self._gateway.read(self._method, bodies, context, credential, admission)
+        await self._find_owner(body, credential)
+        await self._pass_stream(lambda: body, context, credential, attempts=2)
+
+    async def _converse(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        credential: Credential,
+        admission: Admission,
+    ) -> None:
+        requests = aiter(bodies)
+        first = await first_of(
+            requests, method=self._method.path, timeout_s=self._gateway.timeout_s(context)
+        )
+        await self._find_owner(first or b"", credential)
+
+        async def all_requests() -> AsyncIterator[bytes]:
+            if first is not None:
+                admission.add_bytes(len(first))
+                yield first
+            async for body in counted_one_by_one(requests, admission):
+                yield body
+
+        # What the client has sent cannot be taken back: one attempt.
+        await self._pass_stream(all_requests, context, credential, attempts=1)
 
     async def _find_owner(self, body: bytes, credential: Credential) -> None:
         check_size(body, self._method.request)
@@ -403,12 +429,14 @@ class _Passage:
         try:
             yield
         except grpc.aio.AioRpcError as error:
+            clear_frames(error)
             if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
                 await _abort(context, self._method.path, self._foreign)
             await _abort_with(context, self._method, self._owner, error)
         except grpc.aio.InternalError as error:
             raise asyncio.CancelledError(CLIENT_GONE) from error
         except Exception as error:
+            clear_frames(error)
             is_telling = isinstance(error, _TELLING)
             hidden = self._foreign if is_telling else None
             await _abort(context, self._method.path, hidden or error)

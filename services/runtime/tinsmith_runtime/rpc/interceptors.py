@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -143,6 +144,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def abort(self, context: Context, method: str, error: Exception) -> NoReturn:
         """End a call with the status of an error; a bug is logged with its trace."""
+        clear_frames(error)
         if not isinstance(error, TinsmithError):
             logger.error("call failed by a bug", exc_info=error, extra={"method": method})
             error = internal_error()
@@ -173,6 +175,17 @@ def _require_peer(caller: Caller, context: Context) -> None:
             f"the certificate of the connection is of {role or 'no role'} in {namespace!r}, and "
             f"the key needs that of {expected}"
         )
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames hold that an error has left, such as the bytes of the request.
+
+    gRPC keeps the error of a refused call in a cycle, until the garbage collector comes.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        traceback.clear_frames(left.__traceback__)
+        left = left.__context__
 
 
 async def end_with(context: Context, status: status_pb2.Status) -> NoReturn:
@@ -212,17 +225,14 @@ class _Call:
             raise TypeError(f"{self._method}: client streaming is not part of the contract")
         return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
+    # What holds a request is a frame of its own below these, which `clear_frames` clears.
+
     async def _serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         with _Timer(self._interceptor.pod, self._method, context):
             try:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
-                    body = await self._interceptor.read(
-                        bodies, context, self._method, caller, admission
-                    )
-                    with bind_body(body):
-                        response: Message = await self._serve(await self._parse(body), context)
-                    await context.write(response)
+                    await context.write(await self._answer(bodies, context, caller, admission))
             except grpc.aio.InternalError as error:
                 raise asyncio.CancelledError(CLIENT_GONE) from error
             except Exception as error:
@@ -235,16 +245,36 @@ class _Call:
             try:
                 caller = await self._begin(context)
                 with self._interceptor.admit(caller) as admission:
-                    body = await self._interceptor.read(
-                        bodies, context, self._method, caller, admission
-                    )
-                    with bind_body(body):
-                        async for response in self._serve(await self._parse(body), context):
-                            yield response
+                    async for response in self._answers(bodies, context, caller, admission):
+                        yield response
             except grpc.aio.InternalError as error:
                 raise asyncio.CancelledError(CLIENT_GONE) from error
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
+
+    async def _answer(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        caller: Caller,
+        admission: Admission,
+    ) -> Message:
+        body = await self._interceptor.read(bodies, context, self._method, caller, admission)
+        with bind_body(body):
+            response: Message = await self._serve(await self._parse(body), context)
+        return response
+
+    async def _answers(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        caller: Caller,
+        admission: Admission,
+    ) -> AsyncIterator[Message]:
+        body = await self._interceptor.read(bodies, context, self._method, caller, admission)
+        with bind_body(body):
+            async for response in self._serve(await self._parse(body), context):
+                yield response
 
     async def _serve_stream(
         self, bodies: AsyncIterator[bytes], context: Context
