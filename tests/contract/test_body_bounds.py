@@ -15,7 +15,7 @@ from tests.fakes.held_protocol import Protocol, connect, headers, until_closed
 from tinsmith_gateway.endpoint import MAX_JSON_PARTS, MAX_JSON_VALUES, parse_json
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody
 from tinsmith_gateway.tinker.bodies import Sample
-from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError
+from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
 
 TEXT_BYTES, PAUSE_S = 4 * 2**20, 0.05
 NO_BATCH = [
@@ -130,3 +130,10 @@ def test_brackets_and_colons_within_texts_are_no_parts() -> None:
     text = '[{"a\\": 1}, ' * MAX_JSON_PARTS
     body = json.dumps({"model": "tiny", "prompt": text})
     assert parse_json(body.encode(), CompletionBody).prompt == text
+
+
+def test_a_text_that_never_ends_is_looked_through_once() -> None:
+    """Each of its million escaped quotes could begin another text."""
+    body = b'{"model":"' + b'\\"[' * 10**6
+    with pytest.raises(MalformedRequestError):
+        parse_json(body, CompletionBody)

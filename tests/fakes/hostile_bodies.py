@@ -90,6 +90,7 @@ def documents(fields: Sequence[str], size: int) -> Iterator[tuple[str, bytes]]:
     }.items():
         yield form, ("{" + ",".join(f'"{field}":{value}' for field in fields) + "}").encode()
     yield "cut", b'{"prompt":"' + b"a" * (size - 11)
+    yield "an open text", b'{"prompt":"' + b'\\"[' * (size // 3)
     yield "no text", b"\xff" * size
 
 

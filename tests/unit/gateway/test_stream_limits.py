@@ -78,5 +78,6 @@ def test_who_showed_a_good_key_may_cancel_all_that_it_may_have_in_flight() -> No
     number = stream_limits.RESETS_AT_ONCE
     assert limits.take_resets("10.0.0.1:1", number, is_known=True)
     assert not limits.take_resets("10.0.0.1:1", 1, is_known=True)
+    assert limits.take_resets("10.0.0.1:2", number, is_known=True)
     assert limits.take_resets("10.0.0.1:1", stream_limits.STRANGERS_RESETS_AT_ONCE, is_known=False)
     assert not limits.take_resets("10.0.0.1:2", 1, is_known=False)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
 _HOLD_S = 0.05
-"""How often a connection that opened too many streams is looked at again."""
+"""The pause before a connection that opened too many streams is looked at again."""
 
 
 class Client(Protocol):
@@ -115,6 +115,7 @@ class ClientPipe(Pipe):
         self._client = client
         self._meter = FrameMeter()
         self._held = b""
+        self._num_free = 1
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, received: bytes) -> None:
@@ -130,7 +131,10 @@ class ClientPipe(Pipe):
             self._held += data
             return
         is_known = self._client.is_known
-        openable = math.inf if is_known else self._limits.num_openable(self._client.address)
+        openable = math.inf
+        if not is_known:
+            # A first one, with a good key, must get through whatever its neighbours do.
+            openable = max(self._limits.num_openable(self._client.address), self._num_free)
         num_taken, num_opened, num_reset = self._meter.feed(data, openable)
         if num_reset and not self._limits.take_resets(
             self._client.address, num_reset, is_known=is_known
@@ -144,6 +148,7 @@ class ClientPipe(Pipe):
             return
         if not is_known:
             self._limits.take_opened(self._client.address, num_opened)
+        self._num_free = max(self._num_free - num_opened, 0)
         self._other._transport.write(data if num_taken == len(data) else data[:num_taken])
         if num_taken < len(data):
             self._held = data[num_taken:]

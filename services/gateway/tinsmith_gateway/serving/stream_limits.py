@@ -23,7 +23,7 @@ STRANGERS_RESETS_AT_ONCE = 100
 STRANGERS_RESETS_PER_S = 10.0
 """How many of them it gets back in a second; with more a connection is cut."""
 RESETS_AT_ONCE = 4096
-"""Streams that an address may reset at once behind good keys, as many as there may be."""
+"""Streams that a connection may reset at once behind a good key, as many as there may be."""
 RESETS_PER_S = 200.0
 """How many of them it gets back in a second; with more a connection is cut."""
 
@@ -93,8 +93,10 @@ class StreamLimits:
             number: How many.
             is_known: Whether a good key was shown on the connection.
         """
-        buckets = self._resets if is_known else self._strangers_resets
-        return not buckets.take(network_of(address), number)
+        if is_known:
+            # Of the connection alone: callers behind one balancer pay for no other.
+            return not self._resets.take(address, number)
+        return not self._strangers_resets.take(network_of(address), number)
 
     def num_openable(self, address: str) -> int:
         """Return how many streams an address may open now without a good key."""

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
+_SHARE_MEMORY = frozenset({"trainer", "sampler"})
+"""Pods that open each other's weights by `/proc`, where they are on one machine (ADR 38)."""
 LOST_EXIT_CODE = 3
 """Of a process whose work another one took over."""
 _STDERR = 2
@@ -58,9 +60,10 @@ def run_pod(
     arguments = parser.parse_args()
     configure_logging(pod)
     if IS_LINUX:
-        # Variables hold the keys of the pod, and a process that it starts may run strangers' work.
-        hide()
         gain_no_privileges()
+        if pod not in _SHARE_MEMORY:
+            # Variables hold the keys of the pod, and what it starts may run strangers' work.
+            hide()
     # What native code aborts leaves the stacks of its threads in the log, and not only a number.
     faulthandler.enable(_STDERR)
     try:

@@ -52,19 +52,28 @@ class FormCompiler:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._special_tokens: dict[str, int] = {}
 
+    def load(self) -> llguidance.LLTokenizer:
+        """Return the tokenizer; reading it takes seconds where the vocabulary is large.
+
+        Raises:
+            ValueError: If the model has none that forms can be compiled for.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = self._load()
+        return self._tokenizer
+
     def compile(self, kind: str, source: str) -> llguidance.LLMatcher:
         """Return a form at its beginning.
 
         Raises:
             ValueError: If it is no such form, or takes too much to follow.
         """
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
+        tokenizer = self.load()
         try:
             grammar = self._grammar_of(kind, source)
         except ValueError as error:
             raise ValueError(f"is no {kind}: {error}"[:_MESSAGE_CHARACTERS]) from error
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if not matcher.is_error():
             # What the first mask costs is known before a sample begins.
             fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._vocab_size), 0)

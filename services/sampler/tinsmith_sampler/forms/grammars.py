@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.shielded import see_through
 from tinsmith_sampler.forms.compiler import FormCompiler
 from tinsmith_sampler.forms.trials import MAX_TRIED, FormTrials
 
@@ -122,8 +121,7 @@ class Grammars:
         """
         kept = self._kept.get(form)
         if kept is None:
-            # A caller that leaves does not end what has begun, nor give its place away.
-            return await see_through(self._add(form, project))
+            return await self._add(form, project)
         self._kept.move_to_end(form)
         return kept
 
@@ -131,17 +129,26 @@ class Grammars:
         async with self._trials.hold(project):
             if form in self._kept:
                 return self._kept[form]
-            loop = asyncio.get_running_loop()
+            work = asyncio.create_task(self._compile(form))
             try:
-                await self._of_model.check(form.kind, form.source)
-                matcher = await loop.run_in_executor(
-                    _COMPILER, self._compiler.compile, form.kind, form.source
-                )
-            except ValueError as error:
-                raise InvalidFieldError(_FIELD, str(error)) from error
+                matcher = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # A caller that leaves gives its place away when what it began has ended.
+                await asyncio.gather(work, return_exceptions=True)
+                raise
         grammar = self._kept[form] = Grammar(matcher, self._vocab_size, self._end_tokens)
         self._num_bytes += form.num_bytes
         while len(self._kept) > MAX_KEPT_GRAMMARS or self._num_bytes > MAX_KEPT_GRAMMAR_BYTES:
             dropped, _ = self._kept.popitem(last=False)
             self._num_bytes -= dropped.num_bytes
         return grammar
+
+    async def _compile(self, form: OutputFormat) -> llguidance.LLMatcher:
+        loop = asyncio.get_running_loop()
+        try:
+            await self._of_model.check(form.kind, form.source)
+            return await loop.run_in_executor(
+                _COMPILER, self._compiler.compile, form.kind, form.source
+            )
+        except ValueError as error:
+            raise InvalidFieldError(_FIELD, str(error)) from error

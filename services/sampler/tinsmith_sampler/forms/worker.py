@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ def begin(first: dict[str, Any]) -> Handle:
         first: Holds the arguments of `FormCompiler`.
     """
     compiler = FormCompiler(Path(first["directory"]), first["vocab_size"], first["end_tokens"])
+
+    # Here and not with the first form, whose time it is none of. A model without a tokenizer for
+    # forms has each of them refused.
+    with contextlib.suppress(ValueError):
+        compiler.load()
 
     def handle(request: dict[str, Any]) -> None:
         compiler.compile(request["kind"], request["source"])
