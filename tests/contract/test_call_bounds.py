@@ -14,6 +14,7 @@ import pytest
 from google.longrunning import operations_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fakes.gateway_harness import RUN, TIMEOUT_S, refusal
+from tests.fakes.hostile_bodies import varint
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.memory import num_kept_by_errors, without_collector
 from tests.support.pod_keys import POD_KEY, credentials
@@ -74,7 +75,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
     def call(self, size: int = 0, *, key: str | None = None) -> Any:
         """Ask for the status of a run, in a message of about some size."""
         # Field 1000, bytes: a later release may add it.
-        padding = b"\xc2\x3e" + _varint(size) + bytes(size) if size else b""
+        padding = b"\xc2\x3e" + varint(size) + bytes(size) if size else b""
         return self.channel.unary_unary(PATH)(
             STATUS + padding,
             metadata=bearer(self.key if key is None else key),
@@ -83,14 +84,6 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def entered(self, number: int) -> None:
         await eventually(lambda: self.num_entered == number)
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value % 128 + 128])
-        value //= 128
-    return out + bytes([value])
 
 
 @contextlib.asynccontextmanager

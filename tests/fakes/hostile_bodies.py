@@ -48,7 +48,7 @@ def messages(
         ),
         "numbers": (
             lambda field: field.is_repeated and field.type in _VARINTS,
-            lambda field: (_varint(field.number << 3) + b"\x01") * (size // 3),
+            lambda field: (varint(field.number << 3) + b"\x01") * (size // 3),
         ),
         "packed numbers": (
             lambda field: field.is_repeated and field.type in _VARINTS,
@@ -62,9 +62,9 @@ def messages(
             for outer in reversed(path[:-1]):
                 body = _field(outer, body)
             yield form, head + body
-    yield "unknown fields", head + (_varint(5000 << 3) + b"\x01") * (size // 4)
-    yield "groups", head + _varint(5000 << 3 | 3) * (size // 3)
-    yield "cut", head + _varint(5000 << 3 | 2) + _varint(size) + bytes(size - 1)
+    yield "unknown fields", head + (varint(5000 << 3) + b"\x01") * (size // 4)
+    yield "groups", head + varint(5000 << 3 | 3) * (size // 3)
+    yield "cut", head + varint(5000 << 3 | 2) + varint(size) + bytes(size - 1)
     yield "zeros", bytes(size)
 
 
@@ -123,14 +123,15 @@ def _is_text(field: FieldDescriptor) -> bool:
 def _entries(field: FieldDescriptor, size: int) -> bytes:
     count = size // 10
     keys = (b"%06x" % number for number in range(count))
-    return b"".join(_field(field, b"\x0a" + _varint(len(key)) + key) for key in keys)
+    return b"".join(_field(field, b"\x0a" + varint(len(key)) + key) for key in keys)
 
 
 def _field(field: FieldDescriptor, content: bytes) -> bytes:
-    return _varint(field.number << 3 | 2) + _varint(len(content)) + content
+    return varint(field.number << 3 | 2) + varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

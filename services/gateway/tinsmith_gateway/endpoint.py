@@ -207,7 +207,12 @@ def retry_headers(error: TinsmithError) -> dict[str, str]:
     }
 
 
-def _check_parts(body: bytes) -> None:
+def _check_values(body: bytes) -> None:
+    if body.count(b",") > MAX_JSON_VALUES:
+        raise BatchTooLargeError(
+            f"the body holds more than {MAX_JSON_VALUES} JSON values; send it in parts",
+            limit=MAX_JSON_VALUES,
+        )
     if _num_parts(body) <= MAX_JSON_PARTS:
         return
     # Texts may hold as many brackets and colons as they like.
@@ -225,13 +230,8 @@ def _num_parts(body: bytes) -> int:
 
 def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
     """Return a JSON body as a model; see `Call.parse` for the errors."""
-    if len(body) > _PARSED_AT_ONCE_BYTES and body.count(b",") > MAX_JSON_VALUES:
-        raise BatchTooLargeError(
-            f"the body holds more than {MAX_JSON_VALUES} JSON values; send it in parts",
-            limit=MAX_JSON_VALUES,
-        )
     if len(body) > _PARSED_AT_ONCE_BYTES:
-        _check_parts(body)
+        _check_values(body)
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:

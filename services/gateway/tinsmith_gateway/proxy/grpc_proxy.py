@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -83,6 +83,11 @@ _PASSED_ON = frozenset({"traceparent", "tracestate", "baggage", "x-request-id"})
 _PASSED_ON_PREFIX = "x-tinsmith-"
 # Headers of one connection, which mean nothing on another.
 _OWN_HEADERS = ("content-type", "user-agent", "te", "grpc-", ":")
+
+
+_PassOn: TypeAlias = (
+    "Callable[[AsyncIterator[bytes], Context, Credential, Admission], Awaitable[None]]"
+)
 
 
 class PassThrough(grpc.GenericRpcHandler):
@@ -265,25 +270,23 @@ class _Passage:
 
     async def serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and one answer."""
-        async with self._answered(context):
-            credential = await self._gateway.authenticate(self._method, context)
-            with self._gateway.admitted(self._method, credential) as admission:
-                answer = await self._answer(bodies, context, credential, admission)
-                await context.write(answer)
+        await self._serve(self._answer, bodies, context)
 
     async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and a stream of answers."""
-        async with self._answered(context):
-            credential = await self._gateway.authenticate(self._method, context)
-            with self._gateway.admitted(self._method, credential) as admission:
-                await self._answer_in_parts(bodies, context, credential, admission)
+        await self._serve(self._answer_in_parts, bodies, context)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass two streams; the first request says where they go."""
+        await self._serve(self._converse, bodies, context)
+
+    async def _serve(
+        self, pass_on: _PassOn, bodies: AsyncIterator[bytes], context: Context
+    ) -> None:
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                await self._converse(bodies, context, credential, admission)
+                await pass_on(bodies, context, credential, admission)
 
     async def _answer(
         self,
@@ -291,11 +294,12 @@ class _Passage:
         context: Context,
         credential: Credential,
         admission: Admission,
-    ) -> bytes:
+    ) -> None:
         body = await self._gateway.read(self._method, bodies, context, credential, admission)
         await self._find_owner(body, credential)
         async with self._gateway.turn(self._method, credential):
-            return await self._pass_unary(body, context, credential)
+            answer = await self._pass_unary(body, context, credential)
+        await context.write(answer)
 
     async def _answer_in_parts(
         self,

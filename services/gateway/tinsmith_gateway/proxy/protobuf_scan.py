@@ -6,11 +6,14 @@ of tensors to look at a name would cost more than all the rest of its work.
 
 from __future__ import annotations
 
-from tinsmith_runtime.errors import MalformedRequestError
+from tinsmith_runtime.rpc.protobuf_wire import (
+    BYTES,
+    FIXED_SIZES,
+    VARINT,
+    malformed,
+    read_varint,
+)
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_MAX_VARINT_BYTES = 10
 MAX_NAME_BYTES = 4096
 """Of the text that a request is routed by."""
 MAX_FIELDS = 20_000
@@ -32,30 +35,30 @@ def read_text_field(body: bytes, wanted: int = 1) -> str:
     for _ in range(MAX_FIELDS):
         if position >= end:
             break
-        key, position = _read_varint(body, position)
+        key, position = read_varint(body, position)
         number, wire_type = key >> 3, key & 7
         if number == 0:
-            raise _malformed("a field has the number 0")
-        if wire_type == _BYTES:
-            size, position = _read_varint(body, position)
+            raise malformed("a field has the number 0")
+        if wire_type == BYTES:
+            size, position = read_varint(body, position)
             value_begin, position = position, position + size
             if position > end:
-                raise _malformed("a field is longer than the message")
+                raise malformed("a field is longer than the message")
             if number == wanted and size > MAX_NAME_BYTES:
-                raise _malformed(f"field {wanted} has more than {MAX_NAME_BYTES} bytes")
+                raise malformed(f"field {wanted} has more than {MAX_NAME_BYTES} bytes")
             if number == wanted:
                 found = _decode_text(body[value_begin:position], wanted)
             continue
         if number == wanted:
-            raise _malformed(f"field {wanted} is no string")
-        if wire_type == _VARINT:
-            _, position = _read_varint(body, position)
-        elif wire_type in _FIXED_SIZES:
-            position += _FIXED_SIZES[wire_type]
+            raise malformed(f"field {wanted} is no string")
+        if wire_type == VARINT:
+            _, position = read_varint(body, position)
+        elif wire_type in FIXED_SIZES:
+            position += FIXED_SIZES[wire_type]
             if position > end:
-                raise _malformed("a field is longer than the message")
+                raise malformed("a field is longer than the message")
         else:
-            raise _malformed(f"wire type {wire_type} is not in use")
+            raise malformed(f"wire type {wire_type} is not in use")
     return found
 
 
@@ -67,7 +70,7 @@ def leading_fields(body: bytes, last: int) -> bytes:
     """
     position, end = 0, len(body)
     while position < end:
-        key, after = _read_varint(body, position)
+        key, after = read_varint(body, position)
         if key >> 3 > last:
             break
         position = _skip_value(body, after, key & 7)
@@ -75,38 +78,22 @@ def leading_fields(body: bytes, last: int) -> bytes:
 
 
 def _skip_value(body: bytes, position: int, wire_type: int) -> int:
-    if wire_type == _VARINT:
-        return _read_varint(body, position)[1]
-    if wire_type == _BYTES:
-        size, position = _read_varint(body, position)
+    if wire_type == VARINT:
+        return read_varint(body, position)[1]
+    if wire_type == BYTES:
+        size, position = read_varint(body, position)
         position += size
-    elif wire_type in _FIXED_SIZES:
-        position += _FIXED_SIZES[wire_type]
+    elif wire_type in FIXED_SIZES:
+        position += FIXED_SIZES[wire_type]
     else:
-        raise _malformed(f"wire type {wire_type} is not in use")
+        raise malformed(f"wire type {wire_type} is not in use")
     if position > len(body):
-        raise _malformed("a field is longer than the message")
+        raise malformed("a field is longer than the message")
     return position
-
-
-def _read_varint(body: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_MAX_VARINT_BYTES):
-        if position + index >= len(body):
-            raise _malformed("it ends within a number")
-        byte = body[position + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, position + index + 1
-    raise _malformed("a number has more than 64 bits")
 
 
 def _decode_text(value: bytes, number: int) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise _malformed(f"field {number} is not UTF-8") from error
-
-
-def _malformed(problem: str) -> MalformedRequestError:
-    return MalformedRequestError(f"the request is no protobuf message: {problem}")
+        raise malformed(f"field {number} is not UTF-8") from error

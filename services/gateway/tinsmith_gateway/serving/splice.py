@@ -116,6 +116,7 @@ class ClientPipe(Pipe):
         self._meter = FrameMeter()
         self._held = b""
         self._num_free = 1
+        self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, received: bytes) -> None:
@@ -130,7 +131,8 @@ class ClientPipe(Pipe):
             # A transport may have more than it was asked for (TLS) after it was paused.
             self._held += data
             return
-        is_known = self._client.is_known
+        # Once it is known it stays so, and need not be looked up with each piece of an upload.
+        is_known = self._is_known = self._is_known or self._client.is_known
         openable = math.inf
         if not is_known:
             # A first one, with a good key, must get through whatever its neighbours do.

@@ -14,7 +14,14 @@ from typing import TypeAlias
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from tinsmith_runtime.errors import BatchTooLargeError, MalformedRequestError
+from tinsmith_runtime.errors import BatchTooLargeError
+from tinsmith_runtime.rpc.protobuf_wire import (
+    BYTES,
+    FIXED_SIZES,
+    VARINT,
+    malformed,
+    read_varint,
+)
 
 MAX_PARTS = 2**18
 """Fields of a request: 64 for each sequence of the largest batch."""
@@ -24,9 +31,7 @@ MAX_TEXT_BYTES = 4 * 2**20
 """Of a request without `bytes`, and of a text or a list of numbers in any other."""
 
 _SAMPLER_PREFIX = "/tinsmith.v1.SamplerService/"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_MORE, _LAST_SHIFT = 0x80, 63
+_MORE = 0x80
 
 Fields: TypeAlias = "dict[int, Fields | None]"
 """The fields of a message that hold messages, by number; None for one that holds `bytes`."""
@@ -84,7 +89,7 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
         while True:
             while position >= end:
                 if position > end:
-                    raise _malformed("a field is longer than its message")
+                    raise malformed("a field is longer than its message")
                 if not outer:
                     return count
                 end, fields = outer.pop()
@@ -97,13 +102,13 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
             key = body[position]
             position += 1
             if key >= _MORE:
-                key, position = _read_varint(body, position - 1)
+                key, position = read_varint(body, position - 1)
             wire_type = key & 7
-            if wire_type == _BYTES:
+            if wire_type == BYTES:
                 size = body[position]
                 position += 1
                 if size >= _MORE:
-                    size, position = _read_varint(body, position - 1)
+                    size, position = read_varint(body, position - 1)
                 within = fields.get(key >> 3, _TEXT)
                 if within is None:
                     position += size
@@ -114,19 +119,19 @@ def count_parts(body: bytes, descriptor: Descriptor, max_parts: int) -> int:
                 else:
                     outer.append((end, fields))
                     if position + size > end:
-                        raise _malformed("a field is longer than its message")
+                        raise malformed("a field is longer than its message")
                     end, fields = position + size, within
-            elif wire_type == _VARINT:
+            elif wire_type == VARINT:
                 while body[position] >= _MORE:
                     position += 1
                 position += 1
-            elif wire_type in _FIXED_SIZES:
-                position += _FIXED_SIZES[wire_type]
+            elif wire_type in FIXED_SIZES:
+                position += FIXED_SIZES[wire_type]
             else:
                 # Groups are not in use, and what is in them would be counted as nothing.
-                raise _malformed(f"wire type {wire_type} is not in use")
+                raise malformed(f"wire type {wire_type} is not in use")
     except IndexError as error:
-        raise _malformed("it ends within a field") from error
+        raise malformed("it ends within a field") from error
 
 
 _TEXT: Fields = {}
@@ -164,24 +169,7 @@ def _may_hold_bytes(descriptor: Descriptor) -> bool:
     return False
 
 
-def _read_varint(body: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = body[position]
-        position += 1
-        value |= (byte & ~_MORE) << shift
-        if byte < _MORE:
-            return value, position
-        shift += 7
-        if shift > _LAST_SHIFT:
-            raise _malformed("a number has more than 64 bits")
-
-
 def _too_large(what: str) -> BatchTooLargeError:
     return BatchTooLargeError(
         f"{what} has more than {MAX_TEXT_BYTES} bytes; send it in parts", limit=MAX_TEXT_BYTES
     )
-
-
-def _malformed(problem: str) -> MalformedRequestError:
-    return MalformedRequestError(f"the request is no protobuf message: {problem}")
