@@ -19,6 +19,12 @@ def _gpu() -> None:
     assert torch.cuda.is_available(), "these tests need a GPU and a CUDA build of torch"
 
 
+@pytest.fixture(autouse=True)
+def _own_kernels() -> None:
+    """Let each test compile its own: torch keeps few models' kernels in a process."""
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("qwen3"), "qwen3")
@@ -64,3 +70,55 @@ def test_exact_mode_starts_and_neighbours_change_no_bit(
     alone, mixed = (engine.export_state(run).tensors for run in ("alone", "mixed"))
     for name, numbers_P in alone.items():
         assert torch.equal(numbers_P, mixed[name]), name
+
+
+@pytest.fixture(scope="module")
+def wide_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of the width of Qwen3-0.6B."""
+    return save_tiny(
+        tmp_path_factory.mktemp("wide"),
+        "qwen3",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=1024,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_long_sequences_of_real_width_keep_their_bits_beside_many_others(
+    wide_dir: Path, dtype: str, compiled: bool
+) -> None:
+    engine = Engine.load(
+        wide_dir, dtype=dtype, device="cuda", compiled=compiled, max_resident_runs=16
+    )
+    assert engine.info.exactness == "exact"
+    lengths = [(700, 90), (40,), *((3 + 29 * index, 300) for index in range(1, 13))]
+    requests = []
+    for index, of_run in enumerate(lengths):
+        run = f"run-{index}"
+        engine.create_run(run, LoraConfig(rank=8, seed=index))
+        randomise_b(engine, run)
+        batch = make_batch(lengths=of_run, seed=index)
+        requests.append(
+            BatchRequest(
+                run=run, batch=batch, loss="cross_entropy", loss_config={}, is_backward=True
+            )
+        )
+
+    def bits(chosen: list[BatchRequest]) -> list[tuple[bytes, bytes]]:
+        found = []
+        for request, result in zip(chosen, engine.compute(chosen), strict=True):
+            assert isinstance(result, BatchResult)
+            gradient = engine.export_state(str(request.run)).tensors["grad"]
+            engine.clear_gradient(str(request.run))
+            scores = b"".join(one.tobytes() for one in result.logprobs)
+            found.append((scores, gradient.numpy().tobytes()))
+        return found
+
+    together = bits(requests)
+    for index in (0, 1, 5):
+        assert bits([requests[index]])[0] == together[index], lengths[index]

@@ -82,7 +82,7 @@ class ExpertLora:
             a = self.a[batch.runs, batch.experts]
             projected = split.batched(batch.spread(x), a.transpose(1, 2)).mul_(self.scale)
             parts = [
-                torch.bmm(
+                split.narrow(
                     projected[:, :, ranks],
                     self.b[index][batch.runs, batch.experts].transpose(1, 2),
                 )

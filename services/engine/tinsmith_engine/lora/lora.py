@@ -4,11 +4,10 @@ Runs whose rows lie in the arena at one stride, whose segments have one length a
 have one shape are an *adapter group*: each of their products is a single batched product over views
 of the arena, and their gradients are written to it directly. A batched product gives each run
 the same bits whatever the size of the batch. Which runs share an adapter group changes nothing
-but the time; but a batch of one is another kernel where the dtype is not float32. There a run
-that is alone
-is computed twice, as a batch of two; and long segments, which gain nothing from a batch, are
-batches of one whether they are in an adapter group or not. Long sums are cut as those of frozen
-products are (`products.py`).
+but the time; but on a CPU a batch of one is another kernel where the dtype is not float32. There a
+run that is alone is computed twice, as a batch of two; and long segments, which gain nothing from a
+batch, are batches of one whether they are in an adapter group or not. Long sums are cut as those of
+frozen products are (`split_products.py`).
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -117,7 +116,9 @@ class LoraTarget:
         y_RN, x_RN = self._by_run(y), self._by_run(x)
         projected = split.batched(x_RN, self.a.transpose(1, 2)).mul_(self.scale)
         for index, columns, ranks in self._parts():
-            y_RN[:, :, columns].baddbmm_(projected[:, :, ranks], self.b[index].transpose(1, 2))
+            split.add_narrow_(
+                y_RN[:, :, columns], projected[:, :, ranks], self.b[index].transpose(1, 2)
+            )
         return projected
 
     def backward(
@@ -222,7 +223,7 @@ def _take_product_(
     grad: Tensor, left: Tensor, right: Tensor, split: KSplit, *, accumulates: bool
 ) -> None:
     """Add `left @ right` to float32 gradients [R, ...], or put it there."""
-    if left.dtype != grad.dtype:
+    if left.dtype != grad.dtype and split.tiles is None:
         # Of a lone run that is computed twice, the first is taken.
         product = _product_for(grad, left, right, split)[: len(grad)]
         if accumulates:

@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinsmith_engine.packing.packing import Bucket, PackedRows
 from tinsmith_engine.products.split_products import KSplit
@@ -199,16 +200,21 @@ def _attend_by_products(
 def _attend_fused(
     q: Tensor, k: Tensor, v: Tensor, split: KSplit, keeps_graph: bool
 ) -> tuple[Tensor, _Fused | None]:
-    del split
+    num_groups = q.shape[2] // k.shape[2]
     with torch.set_grad_enabled(keeps_graph):
         q, k, v = (tensor.detach().requires_grad_(keeps_graph) for tensor in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=q.shape[2] != k.shape[2],
-        ).transpose(1, 2)
+        queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        if split.is_exact:
+            # The backward of the flash kernel sums a query's keys in as many parts as the other
+            # sequences leave room for; this one's in one.
+            keys, values = (one.repeat_interleave(num_groups, 1) for one in (keys, values))
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        else:
+            out = F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, enable_gqa=num_groups > 1
+            )
+        out = out.transpose(1, 2)
     return out.detach(), _Fused(q, k, v, out) if keeps_graph else None
 
 

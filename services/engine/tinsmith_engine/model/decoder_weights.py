@@ -126,7 +126,7 @@ def bind_adapters(
     if grad_RP is not None and grad_RP.dim() == 1:
         grad_RP = grad_RP[None]
     # See `lora`: a batch of one is another kernel then.
-    is_doubled = len(theta_RP) == 1 and (dtype != torch.float32 or theta_RP.device.type == "cuda")
+    is_doubled = len(theta_RP) == 1 and dtype != torch.float32 and theta_RP.device.type == "cpu"
     dense_RP = theta_RP.repeat(2, 1) if is_doubled else theta_RP
     return AdapterWeights(
         tuple(

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tinsmith_engine.products import tile_products
 from tinsmith_engine.products.small_products import MAX_ROWS, SmallProducts
+from tinsmith_engine.products.tile_products import TileProducts
 
 _BLOCK = 512
 """Longest stretch of K in one product with a frozen weight."""
@@ -33,7 +35,8 @@ _BLOCK_STEP = 64
 _SHARED_STEP = 16
 ROW_TILE = 16
 """Exact products take a multiple of this many rows: below it kernels of another kind take over."""
-_CHECKED_ROWS = 64
+_CHECKED_ROWS = {"cpu": (64,), "cuda": (64, 256, 1024, 8192)}
+"""Rows of the products that are compared; a GPU's library has another kernel for each."""
 _COMPARED_OUTPUTS = 512
 WIDENED_AT_ONCE = 1 << 25
 """Numbers of a narrow weight that are made float32 at once: 128 MiB."""
@@ -61,13 +64,17 @@ class KSplit:
         row_tile: Products take a multiple of this many rows.
         small: Computes products of few rows, of any number, with the same bits; None if nothing
             does on this machine.
+        tiles: Computes all products, on a GPU; None leaves them to the library.
     """
 
     block: int | None
     row_tile: int
     small: SmallProducts | None = None
+    tiles: TileProducts | None = None
 
     def __str__(self) -> str:
+        if self.tiles is not None:
+            return "tiles"
         return "whole" if self.block is None else str(self.block)
 
     @property
@@ -79,6 +86,8 @@ class KSplit:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
     ) -> Tensor:
         """Return `x @ weight + bias` for x [N, in] and weight [in, out], in `out` if given."""
+        if self.tiles is not None:
+            return self.tiles.product(x, weight, bias, out)
         blocks = self._blocks(weight.shape[0], self.block)
         if self.small is not None and self.small.takes(x, weight):
             return self.small.product(x, weight, bias, blocks, out)
@@ -107,6 +116,8 @@ class KSplit:
 
     def batched(self, left: Tensor, right: Tensor) -> Tensor:
         """Return `left @ right` for left [B, n, K] and right [B, K, m]."""
+        if self.tiles is not None:
+            return self.tiles.batched(left, right)
         blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
         if left.dtype != torch.float32 and len(blocks) > 1 and self.block is not None:
             return self.batched(left.float(), right.float()).to(left.dtype)
@@ -134,6 +145,9 @@ class KSplit:
 
     def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
         """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
+        if self.tiles is not None:
+            self.tiles.add_batched_(out, left, right, adds=adds)
+            return
         blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
         if self._shares_badly(left, right):
             twice = out.repeat(2, 1, 1)
@@ -147,8 +161,22 @@ class KSplit:
             out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
             beta = 1
 
+    def narrow(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ right` for left [B, n, K] and right [B, K, m], K too short to be cut."""
+        return torch.bmm(left, right) if self.tiles is None else self.tiles.batched(left, right)
+
+    def add_narrow_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add to out [B, n, m], of the factors' dtype, what `narrow` returns."""
+        if self.tiles is None:
+            out.baddbmm_(left, right)
+        else:
+            self.tiles.add_batched_(out, left, right)
+
     def add_product_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
         """Add `left @ right` to float32 out [n, m], whatever the dtype of the factors."""
+        if self.tiles is not None:
+            self.tiles.add_batched_(out[None], left[None], right[None])
+            return
         if left.dtype != out.dtype:
             out.add_(self.product(left, right))
             return
@@ -169,6 +197,8 @@ def candidates(dtype: torch.dtype, device: torch.device) -> tuple[KSplit, ...]:
     """Return the splits that may keep the bits of rows, the one to prefer first."""
     if dtype == torch.float32 and device.type == "cpu":
         return (KSplit(_BLOCK, ROW_TILE),)
+    if device.type == "cuda" and tile_products.is_available():
+        return (KSplit(None, ROW_TILE, tiles=TileProducts()),)
     return KSplit(None, ROW_TILE), KSplit(_BLOCK, ROW_TILE)
 
 
@@ -223,16 +253,17 @@ def _has_same_bits(
 def _keeps_rows(split: KSplit, weight: Tensor, bias: Tensor | None) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(ROW_TILE, weight.shape[0], generator=generator).to(weight)
-    among = torch.full((_CHECKED_ROWS, weight.shape[0]), float("nan")).to(weight)
     place = slice(ROW_TILE, 2 * ROW_TILE)
-    among[place] = rows
     wanted = split.product(rows, weight, bias)
     num_threads = torch.get_num_threads()
     try:
         for count in (num_threads, 2 if num_threads == 1 else 1):
             torch.set_num_threads(count)
-            if not torch.equal(split.product(among, weight, bias)[place], wanted):
-                return False
+            for num_rows in _CHECKED_ROWS[weight.device.type]:
+                among = weight.new_full((num_rows, weight.shape[0]), float("nan"))
+                among[place] = rows
+                if not torch.equal(split.product(among, weight, bias)[place], wanted):
+                    return False
     finally:
         torch.set_num_threads(num_threads)
     return True

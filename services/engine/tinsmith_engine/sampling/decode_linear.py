@@ -82,7 +82,7 @@ class TargetMix:
         rank, start = self.b[0].shape[1], 0
         for index, b in enumerate(self.b):
             part = projected[:, :, index * rank : (index + 1) * rank]
-            added[:, :, start : start + b.shape[2]].baddbmm_(part, b)
+            split.add_narrow_(added[:, :, start : start + b.shape[2]], part, b)
             start += b.shape[2]
         spread = added.flatten(0, 1).index_select(0, tiles.places)
         if tiles.is_used is None:
