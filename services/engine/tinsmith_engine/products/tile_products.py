@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MAX_BATCH = 65_535
+_PRODUCTS_OF_A_LAUNCH = 65_535
 """Products that a launch takes: the grid's second axis."""
 
 
@@ -76,8 +76,8 @@ def _launch(
     shape = _SHAPES[left.dtype]
     num_tiles = -(-num_rows // shape.rows) * -(-num_columns // shape.columns)
     kernel = _kernel()
-    for start in range(0, num_products, _MAX_BATCH):
-        part = slice(start, start + _MAX_BATCH)
+    for start in range(0, num_products, _PRODUCTS_OF_A_LAUNCH):
+        part = slice(start, start + _PRODUCTS_OF_A_LAUNCH)
         outs, lefts, rights = out[part], left[part], right[part]
         kernel[(num_tiles, len(outs))](
             outs,
