@@ -54,7 +54,7 @@ from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
-from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, clear_frames, end_with
+from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with, forget_frames
 from tinsmith_runtime.rpc.message_parts import check_size
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
@@ -283,10 +283,37 @@ class _Passage:
     async def _serve(
         self, pass_on: _PassOn, bodies: AsyncIterator[bytes], context: Context
     ) -> None:
-        async with self._answered(context):
+        """Pass a call on; end it with the status of whatever was raised, and time it."""
+        span: spans.Span | None = None
+        if spans.is_on():
+            metadata = context.invocation_metadata()
+            span = begin_call("gateway", self._method.path, metadata, begins=True)
+        begin_s = time.perf_counter()
+        try:
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
                 await pass_on(bodies, context, credential, admission)
+        except grpc.aio.AioRpcError as error:
+            forget_frames(error)
+            if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
+                await _abort(context, self._method.path, self._foreign)
+            await _abort_with(context, self._method, self._owner, error)
+        except grpc.aio.InternalError as error:
+            raise asyncio.CancelledError(CLIENT_GONE) from error
+        except Exception as error:
+            is_telling = isinstance(error, _TELLING)
+            hidden = self._foreign if is_telling else None
+            if hidden is not None:
+                forget_frames(error)
+            await _abort(context, self._method.path, hidden or error)
+        finally:
+            code = context.code()
+            name = code.name if isinstance(code, grpc.StatusCode) else "OK"
+            NATIVE_SECONDS.labels(self._method.path, name).observe(
+                time.perf_counter() - begin_s, exemplar_of(span)
+            )
+            if span is not None:
+                end_call(span, name)
 
     async def _answer(
         self,
@@ -422,37 +449,6 @@ class _Passage:
         if metadata:
             await context.send_initial_metadata(metadata)
 
-    @contextlib.asynccontextmanager
-    async def _answered(self, context: Context) -> AsyncIterator[None]:
-        """End a call with the status of whatever was raised, and time it."""
-        span: spans.Span | None = None
-        if spans.is_on():
-            metadata = context.invocation_metadata()
-            span = begin_call("gateway", self._method.path, metadata, begins=True)
-        begin_s = time.perf_counter()
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            clear_frames(error)
-            if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
-                await _abort(context, self._method.path, self._foreign)
-            await _abort_with(context, self._method, self._owner, error)
-        except grpc.aio.InternalError as error:
-            raise asyncio.CancelledError(CLIENT_GONE) from error
-        except Exception as error:
-            clear_frames(error)
-            is_telling = isinstance(error, _TELLING)
-            hidden = self._foreign if is_telling else None
-            await _abort(context, self._method.path, hidden or error)
-        finally:
-            code = context.code()
-            name = code.name if isinstance(code, grpc.StatusCode) else "OK"
-            NATIVE_SECONDS.labels(self._method.path, name).observe(
-                time.perf_counter() - begin_s, exemplar_of(span)
-            )
-            if span is not None:
-                end_call(span, name)
-
 
 def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | None:
     """Return the one answer for a resource of another project that is not there for the caller.
@@ -482,6 +478,8 @@ async def _abort(context: Context, path: str, error: Exception) -> None:
     """End a call with an error of the gateway's own."""
     if not isinstance(error, TinsmithError):
         logger.error("call failed by a bug", exc_info=error, extra={"method": path})
+    forget_frames(error)
+    if not isinstance(error, TinsmithError):
         error = internal_error()
     NATIVE_ERRORS.labels(path, error.reason).inc()
     await end_with(context, encode_status(error, domain=DOMAIN))

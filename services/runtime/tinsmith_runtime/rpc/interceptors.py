@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -144,9 +143,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def abort(self, context: Context, method: str, error: Exception) -> NoReturn:
         """End a call with the status of an error; a bug is logged with its trace."""
-        clear_frames(error)
         if not isinstance(error, TinsmithError):
             logger.error("call failed by a bug", exc_info=error, extra={"method": method})
+        forget_frames(error)
+        if not isinstance(error, TinsmithError):
             error = internal_error()
         RPC_ERRORS.labels(method, error.reason).inc()
         await end_with(context, encode_status(error, domain=self._domain))
@@ -177,14 +177,16 @@ def _require_peer(caller: Caller, context: Context) -> None:
         )
 
 
-def clear_frames(error: BaseException) -> None:
-    """Let go of what the frames hold that an error has left, such as the bytes of the request.
+def forget_frames(error: BaseException) -> None:
+    """Let an error forget the frames it has left, and with them the bytes of the request.
 
-    gRPC keeps the error of a refused call in a cycle, until the garbage collector comes.
+    gRPC keeps the error of a refused call in a cycle, until the garbage collector comes. The frames
+    themselves are left alone: other calls may wait for the same error, as those of one write to the
+    database do, and clearing a frame ends what is suspended in it.
     """
     left: BaseException | None = error
     while left is not None:
-        traceback.clear_frames(left.__traceback__)
+        left.__traceback__ = None
         left = left.__context__
 
 
@@ -225,7 +227,7 @@ class _Call:
             raise TypeError(f"{self._method}: client streaming is not part of the contract")
         return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
-    # What holds a request is a frame of its own below these, which `clear_frames` clears.
+    # What holds a request is a frame of its own below these, which `forget_frames` lets go of.
 
     async def _serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         with _Timer(self._interceptor.pod, self._method, context):
