@@ -181,7 +181,7 @@ def forget_frames(error: BaseException) -> None:
     """Let an error forget the frames it has left, and with them the bytes of the request.
 
     gRPC keeps the error of a refused call in a cycle, until the garbage collector comes. The frames
-    themselves are left alone: other calls may wait for the same error, as those of one write to the
+    themselves are left alone. Other calls may wait for the same error, as those of one write to the
     database do, and clearing a frame ends what is suspended in it.
     """
     left: BaseException | None = error
