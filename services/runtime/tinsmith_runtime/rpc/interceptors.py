@@ -181,8 +181,8 @@ def forget_frames(error: BaseException) -> None:
     """Let an error forget the frames it has left, and with them the bytes of the request.
 
     gRPC keeps the error of a refused call in a cycle, until the garbage collector comes. The frames
-    themselves are left alone. Other calls may wait for the same error, as those of one write to the
-    database do, and clearing a frame ends what is suspended in it.
+    themselves are left alone: to clear one ends what is suspended in it. Other calls may wait for
+    the same error, as those of one write to the database do.
     """
     left: BaseException | None = error
     while left is not None:
