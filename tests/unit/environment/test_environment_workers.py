@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tinsmith_environment import Action
 from tinsmith_environment.workers.pool import WorkerPool
 from tinsmith_environment.workers.worker import WorkerProcess
 from tinsmith_runtime.errors import EnvironmentFailedError, InvalidFieldError
+from tinsmith_runtime.process_control import gain_no_privileges
 
 UNRULY = "unruly_environments:UnrulyEnvironment"
 
@@ -81,6 +83,25 @@ async def test_a_worker_that_dies_is_replaced(pool: WorkerPool) -> None:
     with pytest.raises(EnvironmentFailedError, match="exit code 7"):
         await worker.step("b", Action(text="go"))
     await create(await replaced(pool, worker.pid), "a")
+
+
+async def test_what_the_pod_started_itself_outlives_a_worker(pool: WorkerPool) -> None:
+    # As pods do, and what they start: on a laptop one process has workers and all else.
+    waits = "import os, signal; os.write(1, b'.'); signal.pause()"
+    own = subprocess.Popen(
+        [sys.executable, "-c", waits], stdout=subprocess.PIPE, preexec_fn=gain_no_privileges
+    )
+    try:
+        assert own.stdout is not None
+        assert own.stdout.read(1) == b"."
+        (worker,) = pool.workers
+        os.kill(worker.pid, signal.SIGKILL)
+        await replaced(pool, worker.pid)
+        await pool.stop()
+        assert own.poll() is None
+    finally:
+        own.kill()
+        own.communicate()
 
 
 async def test_a_kill_in_the_middle_of_a_step_fails_the_step(pool: WorkerPool) -> None:

@@ -124,6 +124,8 @@ def confine(limits: ProcessLimits, *, has_own_user: bool, is_fork_server: bool =
     if not IS_LINUX:
         return
     be_first_out_of_memory()
+    # No environment has a use for one; what has no right to one is known by it (`descendants.py`).
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
     if not is_fork_server:
         # All that it starts stays below it, whatever session that opens.
         prctl(_PR_SET_CHILD_SUBREAPER, 1)

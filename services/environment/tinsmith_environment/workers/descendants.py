@@ -1,9 +1,10 @@
 """Processes below a worker: counted, and ended with it, in whatever session they are.
 
 A worker adopts what its children leave behind, so all of them are in its tree while it lives. What
-a dead worker leaves is adopted by the pod. It is told from the pod's own children by a mark that no
-process can take off: it gains no privileges. Limit: where the pod has that mark itself, its
-unknown children are ended only if it is the first process of a container.
+a dead worker leaves is adopted by the pod. The pod may have started other processes: on a laptop it
+is one with all pods. So workers have a mark that no process can take off: none of them, nor what
+they start, may have a queue of messages (`confinement.py`). Limit: where the pod has that mark
+itself, its unknown children are ended only if it is the first process of a container.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ def _parents() -> dict[int, int]:
 
 def _is_marked(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"\nNoNewPrivs:\t1\n" in (_PROC / str(pid) / "status").read_bytes()
+        for line in (_PROC / str(pid) / "limits").read_bytes().splitlines():
+            if line.startswith(b"Max msgqueue size "):
+                return line.split()[-2] == b"0"
     return False
 
 
