@@ -175,9 +175,9 @@ class _Planner:
         is_released = left.is_done and not self._job.status.assignments
         is_old = is_released and ttl_s is not None and age_s >= ttl_s
         requeue_s = None if ttl_s is None else max(1.0, ttl_s - age_s)
-        told = advice(self._job)
+        told = [advice(self._job), "" if left.is_done else left.waiting_for]
         return Plan(
-            status=replace(self._status, waiting_for=told if left.is_done else left.waiting_for),
+            status=replace(self._status, waiting_for="; ".join(filter(None, told))),
             delete=left.delete,
             key_epochs=self._keys(),
             delete_self=is_old,
