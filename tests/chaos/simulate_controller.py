@@ -16,6 +16,9 @@ import time
 
 from tests.unit.controller.lives import Life
 
+_TOLD = 500
+"""Lives between two lines about how far it is."""
+
 
 def live(seed: int, *, is_told: bool) -> tuple[int, list[str], list[str]]:
     """Return the seed, what was found, and what happened."""
@@ -42,6 +45,9 @@ def main() -> int:
                 print("\n".join([f"seed {seed}: {'; '.join(found) or 'fine'}", *trace]), flush=True)
             for kind in {text.partition(":")[0] for text in found}:
                 kinds.setdefault(kind, []).append(seed)
+            num_lives = seed - args.first + 1
+            if num_lives % _TOLD == 0:
+                print(f"{num_lives} lives, {time.monotonic() - begin_s:.0f} s", flush=True)
     for kind, failed in sorted(kinds.items()):
         print(f"{kind}: {len(failed)} lives, seeds {', '.join(map(str, failed[:20]))}")
     num_found = sum(map(len, kinds.values()))

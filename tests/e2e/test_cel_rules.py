@@ -80,4 +80,4 @@ def test_a_suspended_job_may_change_its_model(cluster: TestCluster, jobs: str) -
 
     changed = cluster.api.patch(f"{jobs}/asleep", {"spec": {"model": model}})
 
-    assert changed["spec"]["model"] == model
+    assert changed["spec"]["model"] == {**model, "dtype": "auto"}

@@ -130,7 +130,11 @@ class Reconciler:
         pods = {view.name: view for view in self._stores.pods_of(item.uid)}
         if needs_config_maps(item, pods):
             self._stores.refresh_config_maps(item, now)
-        observed = self._observe(record, pods, memory)
+        try:
+            observed = self._observe(record, pods, memory)
+        except RetryLaterError as error:
+            self._writer.write(record, replace(item.status, waiting_for=str(error)))
+            raise
         plan = (
             plan_job(item, observed, now, self._limits)
             if isinstance(item, Job)
@@ -275,7 +279,7 @@ class Reconciler:
                 owner = self._owner(item, plan.status)
                 self._pods.create(item, owner, plan.create, memory)
             problem = ""
-        except SchedulerError as error:
+        except (SchedulerError, RetryLaterError) as error:
             problem = str(error)
         status = plan.status
         if problem and status.phase not in ENDED:

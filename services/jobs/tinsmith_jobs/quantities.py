@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -37,13 +38,25 @@ def parse_quantity(value: object) -> Decimal:
         QuantityError: If it is none.
     """
     text = str(value).strip()
-    match = _QUANTITY.match(text) if len(text) <= _LONGEST else None
-    if match is None or isinstance(value, bool):
-        raise QuantityError(f"{text[:_LONGEST]!r} is not a quantity such as 500m, 2 or 4Gi")
+    if len(text) > _LONGEST or isinstance(value, bool):
+        raise _refusal(text)
+    return _parsed(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> Decimal:
+    """Return the amount that a text means; nodes and pods of a cluster write the same few."""
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise _refusal(text)
     number, suffix = match.group(1), match.group(2) or ""
     if suffix[:1] in "eE" and len(suffix) > 1:
         return Decimal(number + suffix)
     return Decimal(number) * _FACTORS[suffix]
+
+
+def _refusal(text: str) -> QuantityError:
+    return QuantityError(f"{text[:_LONGEST]!r} is not a quantity such as 500m, 2 or 4Gi")
 
 
 @dataclass(frozen=True, slots=True)

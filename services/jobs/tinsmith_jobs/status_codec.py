@@ -123,14 +123,19 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
 
 def _encode_fields(value: Any) -> dict[str, Any]:
     """Return the texts, numbers and times of a value by their JSON names."""
-    found = {
-        _json_name(field.name): getattr(value, field.name) for field in dataclasses.fields(value)
-    }
+    kind: type = type(value)
+    found = {name: getattr(value, field) for field, name in _json_names(kind).items()}
     return {
         name: encode_time(entry) if isinstance(entry, datetime.datetime) else entry
         for name, entry in found.items()
         if isinstance(entry, str | int | datetime.datetime)
     }
+
+
+@functools.cache
+def _json_names(kind: type) -> dict[str, str]:
+    """Return the JSON names of a class's fields, by field."""
+    return {field.name: _json_name(field.name) for field in dataclasses.fields(kind)}
 
 
 def _decode_fields(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:

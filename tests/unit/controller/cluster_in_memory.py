@@ -29,8 +29,8 @@ START = datetime.datetime(2026, 11, 26, 21, 23, 37, tzinfo=datetime.UTC)
 WATCHED = {resource.plural: resource for resource in (JOBS, POOLS, PODS, NODES, PRIORITY_CLASSES)}
 SMALL = {"requests": {"cpu": "100m", "memory": "64Mi"}}
 
-ObjectKey = tuple[str, str, str]
-"""Plural, namespace, name."""
+ObjectKey = tuple[str, str]
+"""Namespace, name."""
 Fault = Callable[[str, str, str], str]
 """Says of a method, plural and name what happens to a request: see `Connection`."""
 
@@ -40,12 +40,17 @@ def clone(value: Any) -> Any:
 
 
 class World:
-    """What the API server has, the changes that it tells, and the rest of the cluster."""
+    """What the API server has, the changes that it tells, and the rest of the cluster.
+
+    What is stored is shared with all that it is told to, and never changed: a change stores a new
+    object.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.revision = 100
-        self.objects: dict[ObjectKey, Json] = {}
+        self.objects: dict[str, dict[ObjectKey, Json]] = {}
+        """By plural, then by name."""
         self.changes: dict[str, list[tuple[int, str, Json]]] = {name: [] for name in WATCHED}
         self.trace: list[str] = []
         self.refused_nodes: set[str] = set()
@@ -68,35 +73,36 @@ class World:
 
     def store(self, plural: str, namespace: str, body: Json, kind: str = "MODIFIED") -> Json:
         self.revision += 1
-        body = clone(body)
-        body["metadata"] |= {"namespace": namespace, "resourceVersion": str(self.revision)}
-        key = (plural, namespace, body["metadata"]["name"])
-        before = self.objects.get(key)
+        own = {"namespace": namespace, "resourceVersion": str(self.revision)}
+        body = {**body, "metadata": body["metadata"] | own}
+        key = (namespace, body["metadata"]["name"])
+        stored = self.objects.setdefault(plural, {})
+        before = stored.get(key)
         if kind == "DELETED":
-            self.objects.pop(key, None)
+            stored.pop(key, None)
         else:
-            self.objects[key] = body
+            stored[key] = body
         if plural in self.changes:
             self.changes[plural].append((self.revision, kind, body))
         for listener in self.listeners:
             listener(plural, before, body)
-        return clone(body)
+        return body
 
     def create(self, plural: str, namespace: str, body: Json) -> Json:
-        if (plural, namespace, body["metadata"]["name"]) in self.objects:
+        if self.has(plural, namespace, body["metadata"]["name"]):
             raise ApiError(409, "AlreadyExists", "there is one")
-        body = clone(body)
-        body["metadata"] |= {
+        own = {
             "uid": f"uid-{next(self._uids)}",
             "generation": 1,
             "creationTimestamp": self.stamp(),
         }
+        body = {**body, "metadata": body["metadata"] | own}
         if plural == "pods":
             body.setdefault("status", {"phase": "Pending"})
         return self.store(plural, namespace, body, "ADDED")
 
     def replace(self, plural: str, namespace: str, body: Json, subresource: str) -> Json:
-        old = self.get(plural, namespace, body["metadata"]["name"])
+        old = self.stored(plural, namespace, body["metadata"]["name"])
         if body["metadata"].get("resourceVersion") != old["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "changed")
         if subresource != "status":
@@ -105,27 +111,34 @@ class World:
             return old
         return self.store(plural, namespace, {**old, "status": body["status"]})
 
-    def get(self, plural: str, namespace: str, name: str) -> Json:
-        found = self.objects.get((plural, namespace, name))
+    def has(self, plural: str, namespace: str, name: str) -> bool:
+        return (namespace, name) in self.objects.get(plural, {})
+
+    def stored(self, plural: str, namespace: str, name: str) -> Json:
+        found = self.objects.get(plural, {}).get((namespace, name))
         if found is None:
             raise ApiError(404, "NotFound", "gone")
-        return clone(found)
+        return found
+
+    def get(self, plural: str, namespace: str, name: str) -> Json:
+        """Return a copy, which a test may change."""
+        return clone(self.stored(plural, namespace, name))
 
     def delete(
         self, plural: str, namespace: str, name: str, uid: str = "", *, at_once: bool = False
     ) -> Json:
-        old = self.get(plural, namespace, name)
+        old = self.stored(plural, namespace, name)
         if uid and old["metadata"]["uid"] != uid:
             raise ApiError(404, "NotFound", "another one")
         if plural == "pods" and not at_once and old["spec"].get("nodeName"):
-            if "deletionTimestamp" not in old["metadata"]:
-                old["metadata"]["deletionTimestamp"] = self.stamp()
-                return self.store(plural, namespace, old)
-            return old
+            if "deletionTimestamp" in old["metadata"]:
+                return old
+            ending = old["metadata"] | {"deletionTimestamp": self.stamp()}
+            return self.store(plural, namespace, {**old, "metadata": ending})
         return self.store(plural, namespace, old, "DELETED")
 
     def of(self, plural: str) -> list[Json]:
-        return [body for (kind, _, _), body in self.objects.items() if kind == plural]
+        return list(self.objects.get(plural, {}).values())
 
     # People and operators.
 
@@ -194,7 +207,7 @@ class World:
     # The cluster's scheduler and the kubelets.
 
     def is_ready(self, node: str) -> bool:
-        body = self.objects.get(("nodes", "", node))
+        body = self.objects.get("nodes", {}).get(("", node))
         return body is not None and body["status"]["conditions"][0]["status"] == "True"
 
     def capacity(self) -> dict[str, int]:
@@ -247,9 +260,7 @@ class World:
         for name in allowed:
             has_room = capacity.get(name, 0) - used.get(name, 0) >= gpus_of(pod)
             if has_room and self.is_ready(name) and name not in self.refused_nodes:
-                new = clone(pod)
-                new["spec"]["nodeName"] = name
-                self.store("pods", NAMESPACE, new)
+                self.store("pods", NAMESPACE, {**pod, "spec": pod["spec"] | {"nodeName": name}})
                 return
         if not pod["status"].get("conditions"):
             refused = {
@@ -299,10 +310,10 @@ class Connection:
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         if self.fault("GET", resource.plural, name):
             raise ApiError(0, "Unreachable", "cut")
-        return self.world.get(resource.plural, namespace, name)
+        return self.world.stored(resource.plural, namespace, name)
 
     def list(self, resource: Resource, namespace: str = "") -> tuple[list[Json], str]:
-        return clone(self.world.of(resource.plural)), str(self.world.revision)
+        return self.world.of(resource.plural), str(self.world.revision)
 
     def watch(
         self, resource: Resource, namespace: str, version: str, *, timeout_s: int
@@ -310,7 +321,6 @@ class Connection:
         raise AssertionError("a test delivers changes itself")
 
     def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        body = clone(body)
         return self._write(
             "POST",
             resource.plural,
@@ -321,7 +331,6 @@ class Connection:
     def replace(
         self, resource: Resource, namespace: str, body: Json, *, subresource: str = ""
     ) -> Json:
-        body = clone(body)
         return self._write(
             "PUT",
             resource.plural,

@@ -29,6 +29,7 @@ from tests.unit.controller.process_in_memory import Process
 from tinsmith_controller.kube.api_client import PRIORITY_CLASSES, ApiError, Json
 from tinsmith_controller.kube.leader_election import NotLeaderError
 from tinsmith_controller.owned_objects import RetryLaterError
+from tinsmith_jobs.conditions import NODES_OVERDRAWN
 from tinsmith_jobs.naming import NamespacedName
 
 GPUS_OF_NODE = 8
@@ -373,7 +374,7 @@ class Life:
         if not held:
             return
         missing = after["spec"]["scheduling"].get("priorityClassName") == LATE_CLASS
-        if missing and (PRIORITY_CLASSES.plural, "", LATE_CLASS) not in self.world.objects:
+        if missing and not self.world.has(PRIORITY_CLASSES.plural, "", LATE_CLASS):
             self._find("not held back", f"{name} has nodes, and its PriorityClass is not there")
         wanted = {
             (role, index)
@@ -395,12 +396,25 @@ class Life:
             self._find("over its quota", f"{num_gpus} of {QUOTA} GPUs")
 
     def _check_release(self, job: Json) -> None:
+        uid = job["metadata"]["uid"]
+        unseen = self._bound_unseen(job)
         for pod in self.world.of("pods"):
             owners = {each["uid"] for each in pod["metadata"].get("ownerReferences", [])}
-            if job["metadata"]["uid"] not in owners or pod["metadata"]["uid"] in self.stranded:
+            if uid not in owners or pod["metadata"]["uid"] in self.stranded | unseen:
                 continue
             if holds_gpus(pod) and gpus_of(pod):
                 self._find("given back too early", f"{pod['metadata']['name']} has its GPUs")
+
+    def _bound_unseen(self, job: Json) -> set[str]:
+        """Return the uids of pods that an overdrawn job gives up, and that were bound meanwhile.
+
+        Only the cluster's scheduler knows of them at that moment. They are deleted next.
+        """
+        reasons = {each["reason"] for each in job["status"].get("conditions", [])}
+        if NODES_OVERDRAWN not in reasons:
+            return set()
+        views = self.process.caches.pods_of(job["metadata"]["uid"])
+        return {view.uid for view in views if not view.node}
 
     def _is_over(self) -> bool:
         phases = {job.get("status", {}).get("phase") for job in self.world.of("trainingjobs")}

@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from tests.unit.controller.cluster_in_memory import NAMESPACE, WATCHED, Connection, World, clone
+from tests.unit.controller.cluster_in_memory import NAMESPACE, WATCHED, Connection, World
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment_loop import AssignmentLoop
@@ -21,7 +21,7 @@ from tinsmith_controller.objects.conversion import AuthorCheck, allow_all
 from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.reconciler import Reconciler
-from tinsmith_controller.rpc.scheduler_client import JobIdentity
+from tinsmith_controller.rpc.scheduler_client import JobIdentity, SchedulerError
 from tinsmith_controller.status_writer import StatusWriter
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.actions import Event
@@ -43,7 +43,14 @@ LIMITS = Limits(backoff_base_s=0.5)
 
 
 class GoodScheduler:
-    """Keys are good, and no driver reports."""
+    """Keys are good, and no driver reports.
+
+    Attributes:
+        problem: Why it does not answer; empty if it does.
+    """
+
+    def __init__(self) -> None:
+        self.problem = ""
 
     def settle_keys(
         self,
@@ -53,6 +60,7 @@ class GoodScheduler:
         generation: int,
         pools: Mapping[str, str],
     ) -> dict[int | None, dict[str, str]]:
+        self._answer()
         return {epoch: dict.fromkeys(pools, f"key-{epoch}") for epoch in epochs}
 
     def key_holders(self) -> dict[str, JobIdentity]:
@@ -65,7 +73,12 @@ class GoodScheduler:
         pass
 
     def reports(self, jobs: Sequence[JobIdentity]) -> dict[str, Report]:
+        self._answer()
         return {}
+
+    def _answer(self) -> None:
+        if self.problem:
+            raise SchedulerError(self.problem)
 
 
 class Election:
@@ -104,6 +117,7 @@ class Process:
         self.connection = connection or Connection(world)
         self.election = Election()
         self.events = Events()
+        self.scheduler = GoodScheduler()
         self.due: set[NamespacedName] = set()
         self.wants_assignment = True
         self.caches = Caches(
@@ -121,7 +135,7 @@ class Process:
             self.caches,
             writer,
             self.election,
-            GoodScheduler(),
+            self.scheduler,
             self.events,
             policy,
             deployment=DEPLOYMENT,
@@ -163,7 +177,7 @@ class Process:
         informer = self.caches.informers[WATCHED[plural]]
         news = [change for change in changes if change[0] > self.cursors[plural]][:most]
         for revision, kind, body in news:
-            (informer.remove if kind == "DELETED" else informer.put)(clone(body))
+            (informer.remove if kind == "DELETED" else informer.put)(body)
             self.cursors[plural] = revision
 
     def cut(self) -> None:
@@ -191,7 +205,11 @@ class Process:
                 self.deliver(plural)
             for key in sorted(self.due):
                 self.due.discard(key)
-                again_s = self.reconciler.look(key)
+                try:
+                    again_s = self.reconciler.look(key)
+                except (ApiError, RetryLaterError):
+                    self.due.add(key)
+                    raise
                 if again_s is not None:
                     self.due.add(key)
             self.assignment.decide()

@@ -61,6 +61,29 @@ def test_a_gang_that_fits_nowhere_any_more_gives_back_all_and_waits(world: World
     assert status_of(world, "wide")["phase"] == "Running"
 
 
+def test_a_pod_that_is_bound_as_its_node_is_given_back_is_deleted() -> None:
+    """The decision cannot know of it: the watch has not told that it is bound."""
+    world = World()
+    world.node("n0")
+    process = Process(world)
+    world.job("ours", gpus=4, samplers=1)
+    process.deliver("trainingjobs")
+    process.look("ours")
+    process.assignment.decide()
+    process.look("ours")
+    world.foreign_pod("theirs", "n0", 7)
+    process.deliver("pods")
+    world.advance(world.get("pods", NAMESPACE, "ours-sampler-0-e1"))
+    assert world.used() == {"n0": 8}
+
+    process.assignment.decide()
+
+    assert nodes_of(world, "ours") == []
+    process.settle()
+    assert status_of(world, "ours")["phase"] == "Queued"
+    assert world.used() == {"n0": 7}
+
+
 def test_gpus_that_were_given_twice_are_given_back_by_the_youngest(world: World) -> None:
     """However it came to be: here a status was written by hand."""
     process = Process(world)

@@ -57,6 +57,7 @@ TABLE = [
     ("gpus-as-text", 'roles: {trainer: {gpus: "1"}}', SCHEMA, "is not of type 'integer'"),
     ("gpus-in-part", "roles: {trainer: {gpus: 0.5}}", SCHEMA, "is not of type 'integer'"),
     ("replicas-in-words", "roles: {trainer: {replicas: two}}", SCHEMA, "'two' is not of type"),
+    ("role-left-empty", "roles: {sampler: null}", SCHEMA, "None is not of type 'object'"),
     ("suspend-as-text", 'suspend: "false"', SCHEMA, "'false' is not of type 'boolean'"),
     (
         "misspelt-fields",

@@ -98,6 +98,23 @@ def test_a_job_that_is_tried_again_goes_on_from_its_save_with_new_names() -> Non
     assert not logs & set(life.pods)
 
 
+def test_a_retry_that_is_not_possible_yet_is_told_until_everything_was_given_back() -> None:
+    life = Life(make_job(backoffLimit=0))
+    life.run()
+    life.fail("driver", 1, "no space left")
+    life.step()
+    assert life.job.status.phase is Phase.FAILED
+    assert life.job.status.assignments
+    retry(life)
+
+    status = life.step().status
+
+    assert status.phase is Phase.FAILED
+    assert status.waiting_for.startswith("begins anew once everything was given back; ")
+    life.remove_deleted()
+    assert life.run().phase is Phase.RUNNING
+
+
 def test_what_the_driver_reported_before_does_not_end_the_next_attempt() -> None:
     life = failed()
     life.change(backoff_limit=1)

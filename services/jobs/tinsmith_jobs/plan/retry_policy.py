@@ -29,10 +29,14 @@ def is_corrected(job: Job, observed: Observed) -> bool:
 
 def is_retried(job: Job) -> bool:
     """Return whether the end of a failed job is to be undone, and all was given back."""
+    return _is_asked_for(job) and not job.status.assignments
+
+
+def _is_asked_for(job: Job) -> bool:
+    """Whether the end of a failed job is to be undone, now or once all was given back."""
     status = job.status
     return (
         status.phase is Phase.FAILED
-        and not status.assignments
         and job.retried_end is not None
         and job.retried_end == status.completion_time
     )
@@ -54,7 +58,12 @@ def begun_anew(status: Status, generation: int) -> Status:
 
 
 def advice(job: Job) -> str:
-    """Return what to do about a failed job whose spec was changed since; empty for others."""
+    """Return what becomes of a failed job, or what to do about it; empty where that is plain.
+
+    A job that is tried again says so, and one whose spec was changed since says how to.
+    """
+    if _is_asked_for(job):
+        return "begins anew once everything was given back"
     if job.status.phase is not Phase.FAILED or job.generation == job.status.observed_generation:
         return ""
     return (
