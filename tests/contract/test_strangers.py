@@ -162,5 +162,25 @@ async def test_streams_of_a_stranger_are_passed_on_as_fast_as_they_can_be_refuse
         while refused < 80:
             data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
             assert data
-            refused += meter.feed(data, math.inf)[1]
+            refused += meter.feed(data, math.inf, math.inf).num_opened
         assert refused == 80
+
+
+async def test_frames_without_end_are_passed_on_slowly_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine bytes each, of a kind that means nothing; behind them a call."""
+    monkeypatch.setattr(stream_limits, "STRANGERS_FRAMES_AT_ONCE", 100)
+    begin = PREFACE + frame(SETTINGS, 0, 0, b"")
+    async with (
+        running_gateway(tmp_path) as rig,
+        opened(rig, "127.0.0.2", begin, 1) as [(reader, writer)],
+    ):
+        writer.write(frame(0xEE, 0, 0, b"") * 1000 + streams(1, is_reset=False))
+        await writer.drain()
+        assert (await rig.get_run_status()).run == RUN
+        meter, refused = FrameMeter(), 0
+        while not refused:
+            data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+            assert data
+            refused += meter.feed(data, math.inf, math.inf).num_opened

@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
 _HOLD_S = 0.05
-"""The pause before a connection that opened too many streams is looked at again."""
+"""The pause before a connection that sent too much is looked at again."""
+_FREE_FRAMES = 64
+"""Frames of a new connection that get through whatever its neighbours do."""
 
 
 class Client(Protocol):
@@ -115,7 +117,7 @@ class ClientPipe(Pipe):
         self._client = client
         self._meter = FrameMeter()
         self._held = b""
-        self._num_free = 1
+        self._num_free_streams, self._num_free_frames = 1, _FREE_FRAMES
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,24 +135,26 @@ class ClientPipe(Pipe):
             return
         # Once it is known it stays so, and need not be looked up with each piece of an upload.
         is_known = self._is_known = self._is_known or self._client.is_known
+        address = self._client.address
         openable = math.inf
         if not is_known:
             # A first one, with a good key, must get through whatever its neighbours do.
-            openable = max(self._limits.num_openable(self._client.address), self._num_free)
-        num_taken, num_opened, num_reset = self._meter.feed(data, openable)
-        if num_reset and not self._limits.take_resets(
-            self._client.address, num_reset, is_known=is_known
+            openable = max(self._limits.num_openable(address), self._num_free_streams)
+        sendable = self._limits.num_sendable(address, is_known=is_known)
+        passed = self._meter.feed(data, openable, max(sendable, self._num_free_frames))
+        if passed.num_reset and not self._limits.take_resets(
+            address, passed.num_reset, is_known=is_known
         ):
             REFUSED_CONNECTIONS.labels("too_many_resets").inc()
             logger.warning(
-                "a connection was cut that reset too many streams",
-                extra={"address": self._client.address},
+                "a connection was cut that reset too many streams", extra={"address": address}
             )
             self._client.abort()
             return
-        if not is_known:
-            self._limits.take_opened(self._client.address, num_opened)
-        self._num_free = max(self._num_free - num_opened, 0)
+        self._limits.take(address, passed, is_known=is_known)
+        self._num_free_streams = max(self._num_free_streams - passed.num_opened, 0)
+        self._num_free_frames = max(self._num_free_frames - passed.num_frames, 0)
+        num_taken = passed.num_bytes
         self._other._transport.write(data if num_taken == len(data) else data[:num_taken])
         if num_taken < len(data):
             self._held = data[num_taken:]
