@@ -312,11 +312,11 @@ class _Connection(asyncio.Protocol):
             logger.warning("the gRPC server behind the front does not answer")
             self.abort()
             return
+        near.join(transport, far)
+        far.join(far_transport, near)
         if self._is_lost:
             far_transport.abort()
             return
-        near.join(transport, far)
-        far.join(far_transport, near)
         transport.set_protocol(near)
         far_transport.resume_reading()
         near.begin(bytes(self._received))
