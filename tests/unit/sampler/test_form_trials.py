@@ -53,14 +53,15 @@ async def test_another_project_does_not_wait_for_slow_forms(grammars: Grammars) 
         asyncio.create_task(
             grammars.get(OutputFormat("regex", SLOW.source + str(i)), project="evil")
         )
-        for i in range(3)
+        for i in range(20)
     ]
     for number in range(10):
         await grammars.get(OutputFormat("regex", f"good{number}"), project="good")
-    # They are tried one by one.
+    # They are tried one by one, a second each.
     assert sum(task.done() for task in slow) < len(slow)
-    for result in await asyncio.gather(*slow, return_exceptions=True):
-        assert isinstance(result, InvalidFieldError)
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_a_caller_that_leaves_does_not_give_its_place_away(grammars: Grammars) -> None:
