@@ -24,6 +24,7 @@ from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.metrics import HTTP_ERRORS, HTTP_SECONDS
 from tinsmith_gateway.services import Services
+from tinsmith_runtime import json_parts
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
     ErrorCode,
@@ -66,8 +67,6 @@ MAX_JSON_VALUES = 2**21
 """Commas of a JSON body: the parser lets nothing else run, not even from another thread."""
 MAX_JSON_PARTS = 2**17
 """Lists, objects and members of a JSON body, each of which becomes an object here."""
-_NEITHER_PART_NOR_QUOTE = bytes(set(range(256)) - set(b'[{:"'))
-_COUNTED_AT_ONCE_BYTES = 2**16
 _MAX_READ_MISTAKES = 1000
 """Mistakes of a body that has the first one named: all are read to know it, a kilobyte each."""
 _CLIENT_GONE = 499
@@ -213,31 +212,12 @@ def _check_values(body: bytes) -> None:
             f"the body holds more than {MAX_JSON_VALUES} JSON values; send it in parts",
             limit=MAX_JSON_VALUES,
         )
-    if _num_parts(body) <= MAX_JSON_PARTS:
-        return
-    # Texts may hold as many brackets and colons as they like.
-    if _num_parts_outside_texts(body) > MAX_JSON_PARTS:
+    if json_parts.has_more(body, MAX_JSON_PARTS, json_parts.PARTS):
         raise BatchTooLargeError(
             f"the body holds more than {MAX_JSON_PARTS} JSON lists, objects and members; send it "
             "in parts",
             limit=MAX_JSON_PARTS,
         )
-
-
-def _num_parts(body: bytes) -> int:
-    return sum(map(body.count, (b"[", b"{", b":")))
-
-
-def _num_parts_outside_texts(body: bytes) -> int:
-    # Without what is escaped, each quote begins or ends a text. A piece at a time, since each text
-    # becomes an object: a body has millions.
-    bare = body.replace(rb"\\", b"").replace(b'\\"', b"").translate(None, _NEITHER_PART_NOR_QUOTE)
-    count, is_within = 0, False
-    for start in range(0, len(bare), _COUNTED_AT_ONCE_BYTES):
-        pieces = bare[start : start + _COUNTED_AT_ONCE_BYTES].split(b'"')
-        count += sum(map(len, pieces[is_within::2]))
-        is_within ^= len(pieces) % 2 == 0
-    return count
 
 
 def parse_json(body: bytes, model: type[BodyT]) -> BodyT:

@@ -70,9 +70,20 @@ def test_an_index_that_promises_too_much_is_refused(tmp_path: Path) -> None:
         read_parameters(tmp_path, layout, torch.float32, CPU)
 
 
-@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
+)
 def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path: Path, file: str) -> None:
     index = {"weight_map": {"a": file}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FileRefusedError, match="no file beside it"):
+        stored_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 5}}', "[" * 100_000]
+)
+def test_an_index_without_a_map_of_files_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(FileRefusedError, match="copy it again"):
         stored_tensors(tmp_path)

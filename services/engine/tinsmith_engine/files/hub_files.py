@@ -115,9 +115,9 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
 def _stored_tensors(directory: Path) -> Mapping[str, Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        files = json.loads(index.read_text())["weight_map"]
+        files = _weight_map(index)
         for file in sorted(set(files.values())):
-            if Path(file).name != file:
+            if Path(file).name != file or file in ("", ".."):
                 raise FileRefusedError(
                     f"{index.name} names {file!r}, which is no file beside it; list the files of "
                     "the model alone",
@@ -135,6 +135,22 @@ def _stored_tensors(directory: Path) -> Mapping[str, Path]:
         )
     _check_readable(single, directory)
     return dict.fromkeys(read_header_of(single), single)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        files = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileRefusedError(
+            f"{index.name} has no map of tensors to files ({type(error).__name__}); copy it again",
+            file=index.name,
+        ) from error
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise FileRefusedError(
+            f"the weight_map of {index.name} does not name a file for each tensor; copy it again",
+            file=index.name,
+        )
+    return files
 
 
 def _check_readable(file: Path, directory: Path) -> None:

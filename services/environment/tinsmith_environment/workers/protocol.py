@@ -25,9 +25,14 @@ from tinsmith.environments.chat_messages import (
 )
 from tinsmith.images import ImageError, image_size
 from tinsmith_environment.environment import Action, Image, Observation, StepResult, ToolCall
+from tinsmith_runtime import json_parts
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 * 2**20
+MAX_PARTS = 2**19
+"""Lists, objects and members of a message: each becomes an object of some sixty bytes."""
+MAX_VALUES = 2**22
+"""Commas of a message, outside its texts."""
 
 
 class FrameError(ValueError):
@@ -65,11 +70,17 @@ def decode_body(body: bytes) -> dict[str, Any]:
     """Return the message of a body.
 
     Raises:
-        FrameError: If it is not a JSON object.
+        FrameError: If it is not a JSON object, or one of too many values.
     """
+    if json_parts.has_more(body, MAX_VALUES, json_parts.VALUES) or json_parts.has_more(
+        body, MAX_PARTS, json_parts.PARTS
+    ):
+        raise FrameError(
+            f"more than {MAX_PARTS} lists, objects and members, or {MAX_VALUES} values"
+        )
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise FrameError(f"expected an object, got {type(value).__name__}")
