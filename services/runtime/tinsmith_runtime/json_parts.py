@@ -10,7 +10,7 @@ PARTS = b"[{:"
 """What lists, objects and members of objects begin with."""
 VALUES = b","
 """What stands between values."""
-_COUNTED_AT_ONCE_BYTES = 2**16
+COUNTED_AT_ONCE_BYTES = 2**16
 
 
 def has_more(body: bytes, limit: int, marks: bytes) -> bool:
@@ -27,8 +27,8 @@ def _num_outside_texts(body: bytes, marks: bytes) -> int:
     others = bytes(set(range(256)) - set(marks + b'"'))
     bare = body.replace(rb"\\", b"").replace(b'\\"', b"").translate(None, others)
     count, is_within = 0, False
-    for start in range(0, len(bare), _COUNTED_AT_ONCE_BYTES):
-        pieces = bare[start : start + _COUNTED_AT_ONCE_BYTES].split(b'"')
+    for start in range(0, len(bare), COUNTED_AT_ONCE_BYTES):
+        pieces = bare[start : start + COUNTED_AT_ONCE_BYTES].split(b'"')
         count += sum(map(len, pieces[is_within::2]))
         is_within ^= len(pieces) % 2 == 0
     return count

@@ -27,7 +27,7 @@ def num_parts(value: object) -> int:
 def test_parts_are_those_of_the_value(value: object, step: int) -> None:
     body, count = json.dumps(value).encode(), num_parts(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_parts, "_COUNTED_AT_ONCE_BYTES", step)
+        patch.setattr(json_parts, "COUNTED_AT_ONCE_BYTES", step)
         assert not json_parts.has_more(body, count, json_parts.PARTS)
         if count:
             assert json_parts.has_more(body, count - 1, json_parts.PARTS)
