@@ -124,8 +124,8 @@ def _stored_tensors(directory: Path) -> Mapping[str, Path]:
                     file=index.name,
                 )
         found = {name: directory / file for name, file in files.items()}
-        for file in sorted(set(found.values())):
-            _check_readable(file, directory)
+        for path in sorted(set(found.values())):
+            _check_readable(path, directory)
         return found
     single = directory / "model.safetensors"
     if not single.is_file():
