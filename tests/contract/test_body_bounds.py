@@ -126,6 +126,18 @@ def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(part: str) ->
     assert caught.value.metadata == {"limit": str(MAX_JSON_PARTS)}
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"null", "Input should be an object"),
+        (b'{"model": "tiny", "prompt": "a", "stream_options": [1]}', "Input should be an object"),
+    ],
+)
+def test_a_refusal_speaks_of_json(body: bytes, said: str) -> None:
+    with pytest.raises(InvalidFieldError, match=said):
+        parse_json(body, CompletionBody)
+
+
 def test_brackets_and_colons_within_texts_are_no_parts() -> None:
     text = '[{"a\\": 1}, ' * MAX_JSON_PARTS
     body = json.dumps({"model": "tiny", "prompt": text})

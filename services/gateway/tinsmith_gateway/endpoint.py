@@ -69,6 +69,13 @@ MAX_JSON_PARTS = 2**17
 """Lists, objects and members of a JSON body, each of which becomes an object here."""
 _MAX_READ_MISTAKES = 1000
 """Mistakes of a body that has the first one named: all are read to know it, a kilobyte each."""
+_SAID_OF_JSON = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be a valid array",
+    "none_required": "Input should be null",
+}
+"""What pydantic says in words of Python, in those of JSON."""
 _CLIENT_GONE = 499
 _BODY_TIMEOUT = 408
 
@@ -242,7 +249,7 @@ def refusal_of(error: pydantic.ValidationError) -> MalformedRequestError | Inval
         return InvalidFieldError("body", f"has {error.error_count()} values of a wrong kind")
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "body"
-    return InvalidFieldError(field, first["msg"])
+    return InvalidFieldError(field, _SAID_OF_JSON.get(first["type"], first["msg"]))
 
 
 def too_large(what: str, limit: int) -> BatchTooLargeError:

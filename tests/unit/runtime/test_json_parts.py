@@ -39,12 +39,18 @@ def test_parts_are_those_of_the_value(value: object, step: int) -> None:
         b"[" * 200_000 + b"]" * 200_000,
         b'{"info":[' + b"[]," * protocol.MAX_PARTS + b"0]}",
         b'{"info":[' + b"0," * (protocol.MAX_VALUES + 1) + b"0]}",
+        ('{"x":"\\"","y":[' + "[]," * protocol.MAX_PARTS + "0]}").encode("utf-16-le"),
     ],
-    ids=["deep", "parts", "values"],
+    ids=["deep", "parts", "values", "another encoding"],
 )
 def test_a_reply_of_a_worker_is_counted_before_it_is_read(body: bytes) -> None:
     with pytest.raises(protocol.FrameError):
         protocol.decode_body(body)
+
+
+def test_what_would_not_be_read_is_not_sent() -> None:
+    with pytest.raises(protocol.FrameError, match="more than"):
+        protocol.encode_frame({"info": {"grid": [[0]] * (protocol.MAX_PARTS + 1)}})
 
 
 def test_texts_of_a_reply_may_hold_what_they_like() -> None:

@@ -206,9 +206,9 @@ def _attend_fused(
         queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
         if split.is_exact:
             # The backward of the flash kernel sums a query's keys in as many parts as the other
-            # sequences leave room for; this one's in one.
+            # sequences leave room for; this one's in one. Heads of odd sizes are left to products.
             keys, values = (one.repeat_interleave(num_groups, 1) for one in (keys, values))
-            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
                 out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         else:
             out = F.scaled_dot_product_attention(

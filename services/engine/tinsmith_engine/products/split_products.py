@@ -38,6 +38,8 @@ ROW_TILE = 16
 _CHECKED_ROWS = {"cpu": (64,), "cuda": (64, 256, 1024, 8192)}
 """Rows of the products that are compared; a GPU's library has another kernel for each."""
 _COMPARED_OUTPUTS = 512
+_MOST_CHECKED_NUMBERS = 2**28
+"""Of a product that is compared; a vocabulary's with thousands of rows takes gigabytes."""
 WIDENED_AT_ONCE = 1 << 25
 """Numbers of a narrow weight that are made float32 at once: 128 MiB."""
 
@@ -197,7 +199,7 @@ def candidates(dtype: torch.dtype, device: torch.device) -> tuple[KSplit, ...]:
     """Return the splits that may keep the bits of rows, the one to prefer first."""
     if dtype == torch.float32 and device.type == "cpu":
         return (KSplit(_BLOCK, ROW_TILE),)
-    if device.type == "cuda" and tile_products.is_available():
+    if device.type == "cuda" and tile_products.is_available(device):
         return (KSplit(None, ROW_TILE, tiles=TileProducts()),)
     return KSplit(None, ROW_TILE), KSplit(_BLOCK, ROW_TILE)
 
@@ -260,6 +262,8 @@ def _keeps_rows(split: KSplit, weight: Tensor, bias: Tensor | None) -> bool:
         for count in (num_threads, 2 if num_threads == 1 else 1):
             torch.set_num_threads(count)
             for num_rows in _CHECKED_ROWS[weight.device.type]:
+                if num_rows * max(weight.shape) > _MOST_CHECKED_NUMBERS:
+                    continue
                 among = weight.new_full((num_rows, weight.shape[0]), float("nan"))
                 among[place] = rows
                 if not torch.equal(split.product(among, weight, bias)[place], wanted):

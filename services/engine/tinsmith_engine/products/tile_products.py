@@ -11,12 +11,15 @@ Triton comes with torch's builds for CUDA. Its name is not known to builds for a
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 _PRODUCTS_OF_A_LAUNCH = 65_535
 """Products that a launch takes: the grid's second axis."""
@@ -76,37 +79,46 @@ def _launch(
     shape = _SHAPES[left.dtype]
     num_tiles = -(-num_rows // shape.rows) * -(-num_columns // shape.columns)
     kernel = _kernel()
-    for start in range(0, num_products, _PRODUCTS_OF_A_LAUNCH):
-        part = slice(start, start + _PRODUCTS_OF_A_LAUNCH)
-        outs, lefts, rights = out[part], left[part], right[part]
-        kernel[(num_tiles, len(outs))](
-            outs,
-            lefts,
-            rights,
-            outs if bias is None else bias,
-            num_rows,
-            num_columns,
-            length,
-            *outs.stride(),
-            *lefts.stride(),
-            *rights.stride(),
-            HAS_BIAS=bias is not None,
-            ADDS=adds,
-            IS_WHOLE=length % shape.step == 0,
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            STEP=shape.step,
-            num_warps=shape.num_warps,
-            num_stages=shape.num_stages,
-        )
+    # Unlike torch, Triton launches on the device that the thread has chosen.
+    with torch.cuda.device(out.device):
+        for start in range(0, num_products, _PRODUCTS_OF_A_LAUNCH):
+            part = slice(start, start + _PRODUCTS_OF_A_LAUNCH)
+            outs, lefts, rights = out[part], left[part], right[part]
+            kernel[(num_tiles, len(outs))](
+                outs,
+                lefts,
+                rights,
+                outs if bias is None else bias,
+                num_rows,
+                num_columns,
+                length,
+                *outs.stride(),
+                *lefts.stride(),
+                *rights.stride(),
+                HAS_BIAS=bias is not None,
+                ADDS=adds,
+                IS_WHOLE=length % shape.step == 0,
+                ROWS=shape.rows,
+                COLUMNS=shape.columns,
+                STEP=shape.step,
+                num_warps=shape.num_warps,
+                num_stages=shape.num_stages,
+            )
 
 
 @functools.cache
-def is_available() -> bool:
-    """Return whether this build of torch brings Triton."""
+def is_available(device: torch.device) -> bool:
+    """Return whether the kernel runs on a GPU: Triton is there, and what it compiles with."""
     try:
         import triton  # noqa: F401
     except ImportError:
+        return False
+    ones = torch.ones(1, 16, 16, device=device)
+    try:
+        TileProducts().batched(ones, ones)
+    except Exception as error:
+        # Whatever the compiler raises, the library's products are left.
+        logger.warning("products in tiles cannot be compiled (%s): %s", type(error).__name__, error)
         return False
     return True
 

@@ -9,6 +9,7 @@ own there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -125,7 +126,9 @@ def confine(limits: ProcessLimits, *, has_own_user: bool, is_fork_server: bool =
         return
     be_first_out_of_memory()
     # No environment has a use for one; what has no right to one is known by it (`descendants.py`).
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    # Where the kernel has no such limit, as gVisor's, what workers leave behind ends with the pod.
+    with contextlib.suppress(OSError, ValueError):
+        _limit(resource.RLIMIT_MSGQUEUE, 0)
     if not is_fork_server:
         # All that it starts stays below it, whatever session that opens.
         prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -43,7 +43,7 @@ def encode_frame(value: Mapping[str, Any], *, max_bytes: int = MAX_FRAME_BYTES) 
     """Return the bytes of a message.
 
     Raises:
-        FrameError: If the value is not JSON, or too large.
+        FrameError: If the value is not JSON, too large, or one of too many values.
     """
     try:
         body = json.dumps(value, allow_nan=False, default=_to_plain).encode()
@@ -51,6 +51,7 @@ def encode_frame(value: Mapping[str, Any], *, max_bytes: int = MAX_FRAME_BYTES) 
         raise FrameError(str(error)) from error
     if len(body) > max_bytes:
         raise FrameError(f"{len(body)} bytes exceed the limit of {max_bytes}")
+    _check_values(body)
     return HEADER.pack(len(body)) + body
 
 
@@ -72,19 +73,24 @@ def decode_body(body: bytes) -> dict[str, Any]:
     Raises:
         FrameError: If it is not a JSON object, or one of too many values.
     """
+    _check_values(body)
+    try:
+        # Of bytes, it would take other encodings too, whose values were not counted.
+        value = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def _check_values(body: bytes) -> None:
     if json_parts.has_more(body, MAX_VALUES, json_parts.VALUES) or json_parts.has_more(
         body, MAX_PARTS, json_parts.PARTS
     ):
         raise FrameError(
             f"more than {MAX_PARTS} lists, objects and members, or {MAX_VALUES} values"
         )
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise FrameError(f"expected an object, got {type(value).__name__}")
-    return value
 
 
 def encode_action(action: Action) -> dict[str, Any]:
