@@ -76,7 +76,8 @@ class EmbeddedThread:
         self._data_dir = data_dir
         self._model_dir = model_dir
         self._overrides = dict(overrides or {})
-        self._port = 0
+        # Its own from the beginning: a port of any would be given to another while it is stopped.
+        self._port = free_port()
         self._server: EmbeddedServer
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None

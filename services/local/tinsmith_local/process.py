@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ from tinsmith.local_servers import list_servers
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.02
+_ASKED_FOR_PORTS = range(20_000, 32_768)
+"""Below those that Linux, macOS and Windows give to what asks for any port."""
+_TRIED_PORTS = 64
 
 
 class ServerStartError(RuntimeError):
@@ -132,7 +137,14 @@ class ServerProcess:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port of an address of this machine that is free at the moment."""
+    """Return a port of an address of this machine that is free, and stays so until it is bound.
+
+    It is one that the system gives to nothing which asks for any port, such as a connection.
+    """
+    for _ in range(_TRIED_PORTS):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((address, secrets.choice(_ASKED_FOR_PORTS)))
+            return int(listener.getsockname()[1])
     with socket.socket() as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
