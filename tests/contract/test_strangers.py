@@ -131,6 +131,17 @@ def streams(number: int, *, is_reset: bool) -> bytes:
     return b"".join(frames)
 
 
+async def num_refused(reader: asyncio.StreamReader, least: int) -> int:
+    """Return how many streams were refused, when there are so many at least."""
+    # Each is refused by one frame of headers.
+    meter, refused = FrameMeter(), 0
+    while refused < least:
+        data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+        assert data
+        refused += meter.feed(data, math.inf, math.inf).num_opened
+    return refused
+
+
 async def test_streams_that_are_reset_at_once_cut_a_strangers_connection(rig: GatewayRig) -> None:
     """And the next ones of its address; calls of others do not wait for what it opened."""
     num_before = metric(REFUSED, reason="too_many_resets")
@@ -157,13 +168,7 @@ async def test_streams_of_a_stranger_are_passed_on_as_fast_as_they_can_be_refuse
         writer.write(streams(80, is_reset=False))
         await writer.drain()
         assert (await rig.get_run_status()).run == RUN
-        # Each is refused by one frame of headers.
-        meter, refused = FrameMeter(), 0
-        while refused < 80:
-            data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
-            assert data
-            refused += meter.feed(data, math.inf, math.inf).num_opened
-        assert refused == 80
+        assert await num_refused(reader, 80) == 80
 
 
 async def test_frames_without_end_are_passed_on_slowly_and_none_is_lost(
@@ -179,8 +184,4 @@ async def test_frames_without_end_are_passed_on_slowly_and_none_is_lost(
         writer.write(frame(0xEE, 0, 0, b"") * 1000 + streams(1, is_reset=False))
         await writer.drain()
         assert (await rig.get_run_status()).run == RUN
-        meter, refused = FrameMeter(), 0
-        while not refused:
-            data = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
-            assert data
-            refused += meter.feed(data, math.inf, math.inf).num_opened
+        assert await num_refused(reader, 1) == 1

@@ -44,17 +44,15 @@ from tinsmith_runtime.errors import (
     RunMovedError,
     RunNotFoundError,
     SamplingSessionNotFoundError,
-    TinsmithError,
     UnimplementedError,
     WorkerUnavailableError,
-    internal_error,
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
-from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with, forget_frames
+from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with, error_to_tell, forget_frames
 from tinsmith_runtime.rpc.message_parts import check_size
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
@@ -476,13 +474,9 @@ async def _refuse_unknown(bodies: AsyncIterator[bytes], context: Context) -> NoR
 
 async def _abort(context: Context, path: str, error: Exception) -> None:
     """End a call with an error of the gateway's own."""
-    if not isinstance(error, TinsmithError):
-        logger.error("call failed by a bug", exc_info=error, extra={"method": path})
-    forget_frames(error)
-    if not isinstance(error, TinsmithError):
-        error = internal_error()
-    NATIVE_ERRORS.labels(path, error.reason).inc()
-    await end_with(context, encode_status(error, domain=DOMAIN))
+    told = error_to_tell(error, path)
+    NATIVE_ERRORS.labels(path, told.reason).inc()
+    await end_with(context, encode_status(told, domain=DOMAIN))
 
 
 async def _abort_with(

@@ -143,13 +143,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def abort(self, context: Context, method: str, error: Exception) -> NoReturn:
         """End a call with the status of an error; a bug is logged with its trace."""
-        if not isinstance(error, TinsmithError):
-            logger.error("call failed by a bug", exc_info=error, extra={"method": method})
-        forget_frames(error)
-        if not isinstance(error, TinsmithError):
-            error = internal_error()
-        RPC_ERRORS.labels(method, error.reason).inc()
-        await end_with(context, encode_status(error, domain=self._domain))
+        told = error_to_tell(error, method)
+        RPC_ERRORS.labels(method, told.reason).inc()
+        await end_with(context, encode_status(told, domain=self._domain))
 
 
 def _require_peer(caller: Caller, context: Context) -> None:
@@ -175,6 +171,15 @@ def _require_peer(caller: Caller, context: Context) -> None:
             f"the certificate of the connection is of {role or 'no role'} in {namespace!r}, and "
             f"the key needs that of {expected}"
         )
+
+
+def error_to_tell(error: Exception, method: str) -> TinsmithError:
+    """Return what the caller is told of an error, whose frames it forgets; a bug is logged."""
+    told = error if isinstance(error, TinsmithError) else internal_error()
+    if told is not error:
+        logger.error("call failed by a bug", exc_info=error, extra={"method": method})
+    forget_frames(error)
+    return told
 
 
 def forget_frames(error: BaseException) -> None:
