@@ -15,6 +15,7 @@ from tests.integration.servers import Deployment, embedded_server
 
 import tinsmith
 from tinsmith.recipes import supervised
+from tinsmith.rollouts import RolloutConfig
 from tinsmith.text.named_templates import ROLE_COLON
 
 ASKED: Any = [{"role": "user", "content": "ping"}]
@@ -175,7 +176,9 @@ def test_the_server_plays_by_named_templates_alone(
     with pytest.raises(tinsmith.TinsmithError, match="play its episodes in the client"):
         owner.rollouts.generate("guessing", [1], sampler=run.sampler(), params=params)
     named = owner.create_sampler(checkpoint=trained.checkpoint)
-    batch = owner.rollouts.generate("guessing", [1], sampler=named, params=params)
+    # Few turns: what is drawn without a seed may guess until the context is full.
+    config = RolloutConfig(max_turns=2)
+    batch = owner.rollouts.generate("guessing", [1], sampler=named, config=config, params=params)
     [group] = batch.result().groups
     assert group
 
