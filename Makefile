@@ -48,7 +48,7 @@ PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
 .PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify verify-all lint format types proto proto-check proto-baseline \
-	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
+	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
 
@@ -239,6 +239,9 @@ page-pictures: venv chromium page-check ## The same, and write the few pictures 
 dashboards: venv ## Write the dashboards, the alert rules and docs/runbook.md from helm/observability
 	$(BIN)/python -m helm.observability
 
+grafana: venv ## Write grafana/: what a Prometheus and a Grafana of a laptop take as it is; FOLDER=DIR
+	@$(BIN)/python -m helm.observability.laptop $(or $(FOLDER),grafana)
+
 # Debian's package has promtool, the checker of rules, and the server.
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || apt-get install -y --no-install-recommends prometheus || \
@@ -262,7 +265,7 @@ images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name ENGINE=do
 		$(addprefix --build-arg ,POD=$(pod) $(IMAGE_ARGS_$(pod)) $(call vllm-of,$(pod),VLLM=$(VLLM))) \
 		-t $(IMAGE_REPOSITORY)/$(pod)$(call vllm-of,$(pod),-vllm):$(IMAGE_TAG) . &&) true
 
-test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
+test-cluster: venv prometheus ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e $(addprefix --ignore=,$(JOB_TESTS))
 
 test-jobs: venv ## Run jobs of every kind, method and sample to their end on a real API server (15 minutes)

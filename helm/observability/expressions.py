@@ -9,6 +9,9 @@ RUN = 'project=~"$project",run=~"$run"'
 POOL = 'tinsmith_dev_workload=~"$pool"'
 """The label that the PodMonitor gives to pods of jobs and pools; others match the empty one."""
 
+NAMESPACE = 'namespace=~"$namespace"'
+"""The label that Prometheus gives to what it finds in a cluster; others match the empty one."""
+
 _METRIC = re.compile(r"\btinsmith_[a-z0-9_]+\b(?!\s*=)")
 
 
@@ -20,6 +23,18 @@ def metrics_of(expression: str) -> set[str]:
         for name in _METRIC.findall(re.sub(r"\{[^}]*\}", "", without_labels))
         if not name.startswith("tinsmith_dev_")
     }
+
+
+def in_namespace(expression: str) -> str:
+    """Return the expression for the series of the namespaces that are chosen alone."""
+    of_pods = r"\b(?:up|process_[a-z_]+)(?=\{)"
+    ours = "|".join(sorted(metrics_of(expression), key=len, reverse=True))
+    names = rf"(?:\b(?:{ours})\b|{of_pods})" if ours else of_pods
+    return re.sub(
+        rf"({names})(\{{?)",
+        lambda found: f"{found[1]}{{{NAMESPACE}{',' if found[2] else '}'}",
+        expression,
+    )
 
 
 def rate(metric: str, matchers: str = "", by: str = "") -> str:

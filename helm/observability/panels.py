@@ -18,7 +18,8 @@ from grafana_foundation_sdk.builders import common, dashboard, prometheus, times
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
-from helm.observability.expressions import metrics_of
+from helm.observability.expressions import in_namespace, metrics_of
+from helm.observability.rules import ALERTS
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -44,13 +45,26 @@ class Plot:
     unit: str = "short"
     note: str = ""
     """How it is read, where it uses no metric of ours."""
+    limit_of: str = ""
+    """The alert whose limit is drawn."""
 
     @property
     def description(self) -> str:
-        """How its metrics are read."""
-        names = [name for query in self.queries for name in sorted(metrics_of(query.expression))]
-        notes = [_NOTES[metric_name(name)] for name in names] or [self.note]
-        return "\n\n".join(dict.fromkeys(notes))
+        """How its metrics are read, and what the runbook says of alerts about them."""
+        series = [name for query in self.queries for name in sorted(metrics_of(query.expression))]
+        names = [metric_name(name) for name in series]
+        notes = [_NOTES[name] for name in names] or [self.note]
+        alerts = [
+            f"**{alert.name}**: {alert.means} {alert.remedy}"
+            for alert in ALERTS
+            if {metric_name(name) for name in metrics_of(alert.expression)} & {*names}
+        ]
+        return "\n\n".join([*dict.fromkeys(notes), *alerts])
+
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether each line is of one run."""
+        return all("{{run}}" in query.legend for query in self.queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +103,12 @@ def metric_name(series: str) -> str:
     return next(name for suffix in SUFFIXES if (name := series.removesuffix(suffix)) in _NOTES)
 
 
+# The address of `tinsmith up`; the chart puts its own in its place.
+PAGE = "http://127.0.0.1:7077"
 # The values of each variable come from a metric that has the label.
 _OF_RUNS = '__name__=~"tinsmith_run_(version|reward|sampled_tokens_total)"'
 _VARIABLES = {
+    "namespace": "label_values(tinsmith_build_info, namespace)",
     "pool": "label_values(tinsmith_rpc_requests_in_flight, tinsmith_dev_workload)",
     "project": f"label_values({{{_OF_RUNS}}}, project)",
     "run": f'label_values({{{_OF_RUNS}, project=~"$project"}}, run)',
@@ -115,8 +132,12 @@ def to_json(page: Dashboard) -> str:
             dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )
     )
-    for name in page.variables:
+    for name in ("namespace", *page.variables):
         builder.with_variable(_variable(name))
+    if any(plot.is_of_runs for plot in page.plots):
+        builder.with_variable(
+            dashboard.TextBoxVariable("page").label("Address of the page").default_value(PAGE)
+        )
     numbers = itertools.count(1)
     for row in page.rows:
         builder.with_row(dashboard.Row(row.title).id(next(numbers)))
@@ -176,14 +197,36 @@ def _panel(plot: Plot) -> Any:
             .sort(common_models.SortOrder.DESCENDING)
         )
     )
+    if plot.is_of_runs:
+        panel.data_links([_run_link()])
+    if plot.limit_of:
+        panel.thresholds(_thresholds(plot.limit_of))
+        panel.thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED)
+        )
     for number, query in enumerate(plot.queries):
         panel.with_target(
             prometheus.Dataquery()
             .datasource(_SOURCE)
-            .expr(query.expression)
+            .expr(in_namespace(query.expression))
             .legend_format(query.legend or "__auto")
             .ref_id(chr(ord("A") + number))
             .exemplar("_bucket" in query.expression)
             .range()
         )
     return panel
+
+
+def _run_link() -> Any:
+    return (
+        dashboard.DashboardLink("The run's page")
+        .url("${page}/#/runs/${__field.labels.run}")
+        .target_blank(True)
+    )
+
+
+def _thresholds(name: str) -> Any:
+    limit = next(alert.limit for alert in ALERTS if alert.name == name)
+    below, above = ("red", "green") if limit.is_least else ("green", "red")
+    steps = [models.Threshold(None, below), models.Threshold(limit.value, above)]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

@@ -17,16 +17,25 @@ GATEWAY = "tinsmith_gateway"
 CONTROLLER = "tinsmith_controller"
 
 
-def one(title: str, expression: str, legend: str = "", unit: str = "short", note: str = "") -> Plot:
-    """Show one expression."""
-    return Plot(title, [Query(expression, legend)], unit, note)
+def one(
+    title: str,
+    expression: str,
+    legend: str = "",
+    unit: str = "short",
+    note: str = "",
+    limit_of: str = "",
+) -> Plot:
+    """Show one expression, and the limit of an alert."""
+    return Plot(title, [Query(expression, legend)], unit, note, limit_of)
 
 
-def spread(title: str, histogram: str, matchers: str = "", unit: str = "s") -> Plot:
-    """Show median and tail of a histogram."""
+def spread(
+    title: str, histogram: str, matchers: str = "", unit: str = "s", limit_of: str = ""
+) -> Plot:
+    """Show median and tail of a histogram, and the limit of an alert."""
     quantiles = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     queries = [Query(quantile(q, histogram, matchers), name) for q, name in quantiles]
-    return Plot(title, queries, unit)
+    return Plot(title, queries, unit, limit_of=limit_of)
 
 
 def by_label(title: str, expression: str, label: str, unit: str = "short") -> Plot:

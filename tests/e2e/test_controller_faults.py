@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,9 @@ from tests.e2e.history import History, leftovers
 from tests.e2e.lab import Lab, lab_at_rest, training
 from tests.e2e.reaper import Reaper
 from tests.faults.proxy import Fault, FaultProxy
+from tests.observability.prometheus_server import scraping
+from tests.observability.scraped import Day, Scraped
+from tinsmith_local.process import free_port
 
 _PATIENCE_S = 60.0
 _LOST_EXIT_CODE = 3
@@ -107,6 +111,26 @@ def test_of_two_replicas_one_decides_and_the_other_takes_over(
     _check(lab, history)
 
 
+def test_every_panel_of_the_controller_has_data(
+    resources: TestCluster, namespace: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        _lab(resources, namespace, tmp_path, proxy, metrics_address=address) as (lab, kubelet),
+        lab.controller,
+        scraping(tmp_path, [address]) as prometheus,
+    ):
+        begin_s = time.time()
+        resources.wait_for(lab.was_elected, "a leader")
+        lab.jobs.create("too-large", training(gpus=2, trainers=100))
+        lab.jobs.create("ends", training(gpus=2))
+        lab.jobs.wait_phase("ends", "Running", timeout_s=_PATIENCE_S)
+        proxy.drop_connections()
+        lab.end(kubelet, "ends", "driver", 0)
+        lab.jobs.wait_phase("ends", "Succeeded", timeout_s=_PATIENCE_S)
+        assert Scraped.since(prometheus, begin_s).empty(Day.CLUSTER) == []
+
+
 def _live(lab: Lab, kubelet: Kubelet) -> None:
     """Let a few jobs run, stop, go on and end."""
     names = ("a", "b", "c")
@@ -152,10 +176,15 @@ def _check(lab: Lab, history: History) -> None:
 
 
 def _lab(
-    cluster: TestCluster, namespace: str, folder: Path, proxy: FaultProxy | None = None
+    cluster: TestCluster,
+    namespace: str,
+    folder: Path,
+    proxy: FaultProxy | None = None,
+    **settings: Any,
 ) -> contextlib.AbstractContextManager[tuple[Lab, Kubelet]]:
     """Return a lab whose controller is not started yet, behind a proxy if there is one."""
-    settings: Json = {"kubeconfig": _through(cluster, proxy, folder)} if proxy else {}
+    if proxy:
+        settings["kubeconfig"] = _through(cluster, proxy, folder)
     return lab_at_rest(cluster, namespace, folder, **settings)
 
 

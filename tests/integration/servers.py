@@ -180,6 +180,7 @@ def pods(
     more: Sequence[str] = (),
     num_samplers: int = 1,
     certificates: Path | None = None,
+    settings: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Run the pods as processes, which may be killed and started again.
 
@@ -190,6 +191,7 @@ def pods(
         more: Of `environment` and `coordinator`, which there are.
         num_samplers: Samplers, named `sampler`, `sampler-1` and so on.
         certificates: A folder of `tinsmith certificates`; without one pods speak in clear.
+        settings: Further ones by pod, by name in capitals.
     """
     address = f"127.0.0.1:{free_port()}"
     api_key = str(ApiKey.generate())
@@ -228,6 +230,8 @@ def pods(
         }
     for pod in more:
         by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
+    for pod, further in (settings or {}).items():
+        by_pod[pod] = {**by_pod[pod], **further}
     if certificates is not None:
         for pod, values in by_pod.items():
             own = certificates / pod.partition("-")[0]

@@ -1,4 +1,4 @@
-"""A real Prometheus, as Debian ships it, that scrapes one endpoint."""
+"""A real Prometheus, as Debian ships it, on the folder that `make grafana` writes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from helm.observability.laptop import write_folder
 
-from tests.observability.promtool import RULES
 from tests.support.wait import until
 from tinsmith_local.process import free_port
 
@@ -52,20 +51,13 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def scraping(work: Path, target: str, *, interval_s: int = 1) -> Iterator[Prometheus]:
-    """Run a Prometheus with the chart's rules while it scrapes a target."""
+def scraping(work: Path, targets: Sequence[str], *, interval_s: int = 1) -> Iterator[Prometheus]:
+    """Run a Prometheus with the rules of the chart while it scrapes addresses of metrics."""
     tool = shutil.which("prometheus")
     if tool is None:
         raise RuntimeError("prometheus is missing; on Debian: apt-get install prometheus")
-    config = {
-        "global": {"scrape_interval": f"{interval_s}s", "evaluation_interval": "5s"},
-        "rule_files": [str(RULES)],
-        "scrape_configs": [
-            {"job_name": "tinsmith-metrics", "static_configs": [{"targets": [target]}]}
-        ],
-    }
-    (work / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
+    write_folder(work, targets=targets, prometheus=address, interval_s=interval_s)
     with (work / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -84,7 +76,7 @@ def scraping(work: Path, target: str, *, interval_s: int = 1) -> Iterator[Promet
         if process.poll() is not None:
             raise RuntimeError((work / "prometheus.log").read_text())
         try:
-            return any(float(one["value"][1]) == 1 for one in server.query("up"))
+            return len(server.query("up == 1")) == len(targets)
         except OSError:
             return False
 

@@ -35,6 +35,11 @@ CLUSTER = Dashboard(
                     "{{instance}}",
                     note="Cores in use; at the limit of the pod everything waits.",
                 ),
+                by_label(
+                    "Pods by version",
+                    "count by (version) (tinsmith_build_info)",
+                    "version",
+                ),
                 one("Sessions", f"max({SCHEDULER}_active_sessions)", "active"),
                 by_label(
                     "Sessions that ended",

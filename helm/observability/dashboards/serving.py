@@ -130,18 +130,29 @@ STORAGE = Dashboard(
         Row(
             "Ledger",
             [
-                spread("Group commit", "tinsmith_ledger_commit_duration_seconds", POOL),
+                spread(
+                    "Group commit",
+                    "tinsmith_ledger_commit_duration_seconds",
+                    POOL,
+                    limit_of="TinsmithLedgerSlow",
+                ),
                 one(
                     "Writes that share a commit",
                     mean("tinsmith_ledger_commit_writes", POOL),
                     "writes",
                 ),
-                one("Writes that wait", total("tinsmith_ledger_waiting_writes", POOL), "writes"),
+                one(
+                    "Writes that wait",
+                    total("tinsmith_ledger_waiting_writes", POOL),
+                    "writes",
+                    limit_of="TinsmithLedgerBacklog",
+                ),
                 one(
                     "Age of leases",
                     f"max by (instance) ({TRAINER}_lease_age_seconds{{{POOL}}})",
                     "{{instance}}",
                     "s",
+                    limit_of="TinsmithLeaseOld",
                 ),
                 by_label(
                     "Replayed operations",
@@ -164,13 +175,14 @@ STORAGE = Dashboard(
                     rate("tinsmith_object_store_request_duration_seconds_count", POOL, "outcome"),
                     "outcome",
                 ),
-                by_label(
+                one(
                     "p95 by operation",
                     quantile(
                         0.95, "tinsmith_object_store_request_duration_seconds", POOL, "operation"
                     ),
-                    "operation",
+                    "{{operation}}",
                     "s",
+                    limit_of="TinsmithObjectStoreSlow",
                 ),
                 by_label(
                     "Bytes each second",
@@ -228,6 +240,7 @@ STORAGE = Dashboard(
                         ),
                     ],
                     "s",
+                    limit_of="TinsmithCertificateExpires",
                 ),
             ],
         ),

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,8 +15,9 @@ import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 from helm.observability.__main__ import generated_files
 from helm.observability.dashboards import DASHBOARDS
-from helm.observability.expressions import metrics_of
-from helm.observability.panels import to_json
+from helm.observability.expressions import in_namespace, metrics_of
+from helm.observability.laptop import write_folder
+from helm.observability.panels import PAGE, to_json
 from helm.observability.rules import ALERTS, rules_text
 from tests.fakes.chart_harness import CHART, ROOT, load_values, merge, of_kind, render
 
@@ -94,6 +96,73 @@ def test_a_page_is_what_grafana_reads(page: object) -> None:
         assert place["x"] + place["w"] <= 24
 
 
+def test_plots_of_runs_lead_to_their_pages_and_limits_are_those_of_alerts() -> None:
+    panels = [
+        (plot, panel)
+        for page in DASHBOARDS
+        for plot, panel in zip(
+            page.plots,
+            [each for each in json.loads(to_json(page))["panels"] if each["type"] != "row"],
+            strict=True,
+        )
+    ]
+    for plot, panel in panels:
+        defaults = panel["fieldConfig"]["defaults"]
+        links = [link["url"] for link in defaults.get("links", [])]
+        expected = ["${page}/#/runs/${__field.labels.run}"] if plot.is_of_runs else []
+        assert links == expected, plot.title
+    drawn = {
+        plot.limit_of: panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        for plot, panel in panels
+        if plot.limit_of
+    }
+    assert drawn["TinsmithKlHigh"] == [
+        {"value": None, "color": "green"},
+        {"value": 0.01, "color": "red"},
+    ]
+    assert len(drawn) > 10
+
+
+def test_a_plot_says_what_the_runbook_says_of_its_alerts() -> None:
+    kl = next(plot for page in DASHBOARDS for plot in page.plots if plot.title.startswith("KL("))
+    told = {alert.name for alert in ALERTS if f"**{alert.name}**: {alert.means}" in kl.description}
+    assert told == {"TinsmithRewardHack", "TinsmithKlHigh", "TinsmithKlSpike"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("sum(tinsmith_a)", 'sum(tinsmith_a{namespace=~"$namespace"})'),
+        (
+            'tinsmith_a{b="c"} / tinsmith_a_total',
+            'tinsmith_a{namespace=~"$namespace",b="c"} / tinsmith_a_total{namespace=~"$namespace"}',
+        ),
+        ('up{job="x"} == 0', 'up{namespace=~"$namespace",job="x"} == 0'),
+        (
+            'max by (b) (tinsmith_a{tinsmith_dev_workload=~"$pool"})',
+            'max by (b) (tinsmith_a{namespace=~"$namespace",tinsmith_dev_workload=~"$pool"})',
+        ),
+    ],
+)
+def test_expressions_are_of_the_namespaces_that_are_chosen(expression: str, expected: str) -> None:
+    assert in_namespace(expression) == expected
+
+
+def test_the_folder_of_a_laptop_is_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    settings = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
+    assert (tmp_path / settings["rule_files"][0]).read_text() == rules_text()
+    [source] = yaml.safe_load((tmp_path / "provisioning/datasources/tinsmith.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["type"] == "prometheus"
+    [provider] = yaml.safe_load((tmp_path / "provisioning/dashboards/tinsmith.yaml").read_text())[
+        "providers"
+    ]
+    pages = sorted(path.name for path in Path(provider["options"]["path"]).iterdir())
+    assert pages == sorted(f"{page.uid}.json" for page in DASHBOARDS)
+
+
 def test_names_are_given_once() -> None:
     for names in ([page.uid for page in DASHBOARDS], [alert.name for alert in ALERTS]):
         assert len(set(names)) == len(names)
@@ -119,6 +188,15 @@ def test_the_chart_brings_pages_and_rules_where_they_are_wanted() -> None:
     assert texts == {
         path.name: path.read_text().strip() for path in (CHART / "dashboards").glob("*.json")
     }
+    named = merge(values, {"gateway": {"publicUrl": "https://tinsmith.example.com"}})
+    [of_runs] = [
+        text
+        for m in of_kind(render(named), "ConfigMap")
+        for name, text in m["data"].items()
+        if name == "tinsmith-run.json"
+    ]
+    assert PAGE not in of_runs
+    assert '"query": "https://tinsmith.example.com"' in of_runs
     assert of_kind(render(values), "PrometheusRule") == []
     always = merge(values, {"monitoring": {"rules": "always"}})
     [rule] = of_kind(render(always), "PrometheusRule")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,8 +12,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import Counter, Gauge, Histogram, make_wsgi_app
 
+from tinsmith.version import __version__
 from tinsmith_runtime.errors import ConfigError
 
+BUILD_INFO = Gauge(
+    "tinsmith_build_info",
+    "1, with the versions of Tinsmith and of Python that the pod runs.",
+    ["version", "python"],
+)
+BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 RPC_SECONDS = Histogram(
     "tinsmith_rpc_duration_seconds",
     "Wall time of one call, by method and status code.",
