@@ -50,7 +50,7 @@ BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--buil
 .PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
-	bench-observability bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
+	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -349,6 +349,9 @@ bench-history: venv ## A ledger with 10,000 runs and 1,000,000 operations beside
 
 bench-observability: venv ## What watching costs a step: metrics and logs, traces, an open page with 50 runs (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.observability
+
+bench-series: venv ## Series of metrics while 10,000 runs come one after another (45 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.series
 
 bench-plan: venv ## Estimates of `tinsmith plan` beside measured memory and time of a step
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.plan

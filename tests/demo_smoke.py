@@ -1,13 +1,15 @@
 """`make demo-smoke`: the demo's own code in small, through one server process.
 
 Four supervised steps and four of reinforcement learning on sums, on the tiny model with random
-weights. What is checked is that steps were taken and files are there; what was learnt in so few
-steps says nothing.
+weights. What is checked is that steps were taken and files are there, and that the commands which
+the demo prints at its end work as they stand; what was learnt in so few steps says nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,8 +35,41 @@ def main() -> str | None:
         )
         command = [sys.executable, "-m", "tinsmith_local.demo", "--data", str(data)]
         command += ["--steps", str(NUM_STEPS), "--batch", "4", "--max-tokens", "4", "--seeds", "0"]
-        subprocess.run([*command, "--output", str(output)], check=True, timeout=TIMEOUT_S)
-        return "; ".join(_missing(output)) or None
+        command += ["--output", str(output)]
+        said = subprocess.run(
+            command, check=True, timeout=TIMEOUT_S, stdout=subprocess.PIPE, text=True
+        ).stdout
+        sys.stdout.write(said)
+        return "; ".join([*_missing(output), *_failing(said, Path(folder))]) or None
+
+
+def _failing(said: str, folder: Path) -> list[str]:
+    """Return which of the commands that were printed as next ones do not work."""
+    _, is_said, end = said.partition("what was trained is kept")
+    if not is_said:
+        return ["the demo says not what to do next"]
+    server, *others = [line.strip() for line in end.splitlines() if line.startswith("  ")]
+    # Its own state, so that no other server of this machine is asked.
+    environment = {**os.environ, "TINSMITH_STATE_DIR": str(folder / "state")}
+    with subprocess.Popen(
+        [*shlex.split(server), "--port", "0", "--until-input-ends"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdin is not None
+        if not any("address" in line for line in running.stdout):
+            return [f"{server} does not serve"]
+        failing = [
+            command
+            for command in others
+            if subprocess.run(shlex.split(command), env=environment, timeout=TIMEOUT_S).returncode
+        ]
+        running.stdin.close()
+        running.wait(TIMEOUT_S)
+    return [f"{command} fails" for command in failing]
 
 
 def _missing(output: Path) -> list[str]:

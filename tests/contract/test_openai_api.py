@@ -238,13 +238,14 @@ def test_runs_and_checkpoints_are_models(rig: OpenAiRig, client: openai.OpenAI) 
         run.save_weights_for_sampler("w").result()
         run_id = run.name.rpartition("/")[2]
         listed = {model.id for model in client.models.list()}
-        assert {f"{run_id}@latest", checkpoint} <= listed
+        assert {f"{run_id}@latest", f"{run_id}/c"} <= listed
         texts = set()
         for model in (
             run_id,
             f"{run_id}@latest",
             run.name,
             checkpoint,
+            f"{run_id}/c",
             f"tinker://{run_id}/weights/c",
             f"tinker://{run_id}/sampler_weights/w",
         ):

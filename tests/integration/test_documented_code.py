@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import os
 from pathlib import Path
@@ -35,9 +36,12 @@ async def test_the_python_of_a_page_runs(
         for block in _python(page):
             # Lines of a traceback are those of the page.
             code = "\n" * block.line + block.code
-            done = eval(compile(code, os.fspath(ROOT / page), "exec", flags=_FLAGS), names)
-            if inspect.isawaitable(done):
-                await done
+            compiled = compile(code, os.fspath(ROOT / page), "exec", flags=_FLAGS)
+            if compiled.co_flags & inspect.CO_COROUTINE:
+                await eval(compiled, names)
+            else:
+                # As in a script: without a loop that runs in its thread.
+                await asyncio.to_thread(eval, compiled, names)
     finally:
         for value in names.values():
             if isinstance(value, tinsmith.Client):

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.servers import Deployment
 
 import tinsmith
+from tinsmith.names import shorten
 from tinsmith.recipes import evaluate, rl
 from tinsmith.rollouts import EnvironmentTask, RolloutConfig
 from tinsmith.types import SamplingParams
@@ -58,7 +59,7 @@ def test_evaluate_writes_metrics_with_an_interval(
         num_validation=4,
         output_dir=tmp_path / "out",
     )
-    summary = evaluate.main(config, client)
+    [summary] = evaluate.main(config, client)
     assert summary.num_tasks == 4
     assert summary.reward_low <= summary.reward <= summary.reward_high
     [row] = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
@@ -69,8 +70,53 @@ def test_evaluate_writes_metrics_with_an_interval(
 
 def test_evaluate_scores_the_held_out_part_of_data(client: tinsmith.Client, tmp_path: Path) -> None:
     config = evaluate.Config(base_model="tiny", num_validation=5, output_dir=tmp_path)
-    summary = evaluate.main(config, client)
+    [summary] = evaluate.main(config, client)
     assert (summary.num_tasks, summary.is_success) == (5, 0.0)
+
+
+def test_several_are_compared_with_the_first_task_by_task(
+    client: tinsmith.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "my.py").write_text("def score(row, completion):\n    return len(completion)\n")
+    run = client.create_lora_training_run("tiny", rank=2)
+    data = [
+        tinsmith.Datum(
+            tinsmith.ModelInput.from_ints([5, 6, 7]),
+            {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]},
+        )
+    ]
+    run.forward_backward(data)
+    run.optim_step(tinsmith.AdamParams(learning_rate=0.1)).result()
+    saved = shorten(run.save_state("after").result().name)
+    config = evaluate.Config(
+        base_model="tiny",
+        checkpoint=saved,
+        run=f"{run.name},{run.name}",
+        data="small_sums",
+        reward=f"{tmp_path / 'my.py'}:score",
+        num_validation=4,
+        max_tokens=8,
+        keep_rollouts="jsonl",
+        output_dir=tmp_path / "out",
+    )
+    first, *others = evaluate.main(config, client)
+    assert (first.weights, first.gain) == ("tiny", None)
+    assert [each.weights for each in others] == [saved, shorten(run.name)]
+    for each in others:
+        assert each.gain == pytest.approx(each.reward - first.reward)
+        assert each.gain is not None
+        assert each.gain_low is not None
+        assert each.gain_high is not None
+        assert each.gain_low <= each.gain <= each.gain_high
+    rows = [json.loads(line) for line in (tmp_path / "out/answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        assert list(row["answers"]) == ["tiny", saved, shorten(run.name)]
+        for said in row["answers"].values():
+            assert said["reward"] == len(said["answer"])
+        # The checkpoint is what the run still is.
+        assert row["answers"][saved] == row["answers"][shorten(run.name)]
+    assert len(list((tmp_path / "out/rollouts").iterdir())) == 3
 
 
 def test_evaluate_takes_a_score_of_ones_own(client: tinsmith.Client, tmp_path: Path) -> None:
@@ -84,8 +130,9 @@ def test_evaluate_takes_a_score_of_ones_own(client: tinsmith.Client, tmp_path: P
         output_dir=tmp_path / "out",
     )
     # The rows 0, 5 and 10 are held out, and each is scored once.
-    assert evaluate.main(config, client).num_tasks == 3
-    rewards = json.loads((tmp_path / "out/rewards.json").read_text())["rewards"]
+    [summary] = evaluate.main(config, client)
+    assert summary.num_tasks == 3
+    rewards = json.loads((tmp_path / "out/rewards.json").read_text())["tiny"]["rewards"]
     assert sorted(rewards) == [0.0, 0.5, 1.0]
 
 

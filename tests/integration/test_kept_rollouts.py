@@ -221,7 +221,7 @@ def test_evaluate_keeps_what_it_played(client: tinsmith.Client, tmp_path: Path) 
             output_dir=tmp_path / name,
             environment=environment,
         )
-        summary = evaluate.main(config, client)
+        [summary] = evaluate.main(config, client)
         records = read(tmp_path / name / "rollouts" / "validation-000000.jsonl")
         assert sum(record.reward for record in records) / 3 == pytest.approx(summary.reward)
         assert all(replays(client, record, base_model="tiny") for record in records)

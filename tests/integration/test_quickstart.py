@@ -12,6 +12,7 @@ import pytest
 from tests.integration.servers import BASE_MODEL, Deployment, weight_files
 
 import tinsmith
+from tinsmith.names import shorten
 
 NUM_STEPS = 8
 GREEDY = tinsmith.SamplingParams(max_tokens=12, temperature=0.0, seed=0)
@@ -66,7 +67,7 @@ def quickstart(deployment: Deployment) -> Record:
         weights = run.save_weights_for_sampler("weights").result()
         record.files = {"half": weight_files(saved), "weights": weight_files(weights)}
         of_checkpoint = client.create_sampler(checkpoint=weights)
-        of_state = client.create_sampler(checkpoint=saved.name)
+        of_state = client.create_sampler(checkpoint=shorten(saved.name))
         of_base = client.create_sampler(base_model=BASE_MODEL)
         answer = sampler.sample(prompt, sampling_params=GREEDY).result()
         record.answer = tokenizer.decode(answer.sequences[0].tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
@@ -192,7 +191,8 @@ class ClientCalls:
         created.
 
         Args:
-            checkpoint: One of this project, or one that another project published.
+            checkpoint: One of this project, also as `run-1/final`, or one that another project
+                published.
             include_optimizer: Whether to take moments and version too, which a checkpoint of
                 `save_state` has.
             display_name: What the run is, for people.
@@ -211,7 +211,7 @@ class ClientCalls:
         """
         return await create_run_from(
             self._core,
-            name_of(checkpoint),
+            self._core.checkpoint_name(checkpoint),
             include_optimizer=include_optimizer,
             display_name=display_name,
             labels=user_metadata or {},
@@ -280,7 +280,7 @@ class ClientCalls:
 
         Args:
             base_model: Name of the model.
-            checkpoint: A checkpoint or its resource name.
+            checkpoint: A checkpoint, its resource name, or `run-1/final`.
             run: A run, its resource name or its id.
 
         Returns:
@@ -293,18 +293,17 @@ class ClientCalls:
         Example:
             >>> sampler = client.create_sampler(base_model="tiny")
         """
+        checkpoint = self._core.checkpoint_name(checkpoint)
         if isinstance(run, TrainingRun):
             live = run
             return await open_sampler(
                 self._core,
                 base_model=base_model,
-                checkpoint=name_of(checkpoint),
+                checkpoint=checkpoint,
                 run=live.name,
                 min_version=lambda: live.version,
             )
-        return await open_sampler(
-            self._core, base_model=base_model, checkpoint=name_of(checkpoint), run=run
-        )
+        return await open_sampler(self._core, base_model=base_model, checkpoint=checkpoint, run=run)
 
     @call
     async def _create_sampling_client(
@@ -316,7 +315,7 @@ class ClientCalls:
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
-            model_path: A checkpoint or its resource name.
+            model_path: A checkpoint, its resource name, or `run-1/final`.
             base_model: Name of a base model.
             retry_config: How requests of the sampler are sent again; as the client's calls if None.
 
@@ -334,7 +333,7 @@ class ClientCalls:
         return await open_sampler(
             self._core,
             base_model=base_model or "",
-            checkpoint=name_of(model_path or ""),
+            checkpoint=self._core.checkpoint_name(model_path or ""),
             retry_config=retry_config,
         )
 

@@ -234,7 +234,8 @@ class ClientForms(ClientCalls):
         created.
 
         Args:
-            checkpoint: One of this project, or one that another project published.
+            checkpoint: One of this project, also as `run-1/final`, or one that another project
+                published.
             include_optimizer: Whether to take moments and version too, which a checkpoint of
                 `save_state` has.
             display_name: What the run is, for people.
@@ -364,7 +365,7 @@ class ClientForms(ClientCalls):
 
         Args:
             base_model: Name of the model.
-            checkpoint: A checkpoint or its resource name.
+            checkpoint: A checkpoint, its resource name, or `run-1/final`.
             run: A run, its resource name or its id.
 
         Returns:
@@ -402,7 +403,7 @@ class ClientForms(ClientCalls):
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
-            model_path: A checkpoint or its resource name.
+            model_path: A checkpoint, its resource name, or `run-1/final`.
             base_model: Name of a base model.
             retry_config: How requests of the sampler are sent again; as the client's calls if None.
 

@@ -16,6 +16,8 @@ _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _ID_PATTERN = re.compile(_ID)
 
 DEFAULT_PROJECT = "default"
+LATEST = "@latest"
+"""Ends the name of a run where its live weights are meant."""
 
 
 class InvalidNameError(ValueError):
@@ -53,6 +55,21 @@ def shorten(name: str) -> str:
     """
     parts = name.split("/")
     return "/".join(parts[3::2]) if parts[0] == "projects" and len(parts) > 3 else name
+
+
+def whole_checkpoint(value: str, project: str) -> str:
+    """Return the resource name of a checkpoint that may be given as `run-1/final`.
+
+    Args:
+        value: What `shorten` returns, or a resource name; anything else stays as it is.
+        project: Id of the project that a short name is of.
+    """
+    parts = value.split("/")
+    if len(parts) == 3 and parts[1] == "checkpoints":
+        parts = [parts[0], parts[2]]
+    if len(parts) != 2 or not all(map(is_valid_id, parts)) or parts[0] == "projects":
+        return value
+    return f"projects/{project}/trainingRuns/{parts[0]}/checkpoints/{parts[1]}"
 
 
 def worker_tag(worker: str) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -90,8 +93,13 @@ def up(
         typer.Option(help="TOML file with settings of pods: tables scheduler, trainer, ..."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
+    until_input_ends: Annotated[
+        bool, typer.Option("--until-input-ends", hidden=True, help="Stop once stdin is closed.")
+    ] = False,
 ) -> None:
     """Run all services in this process, on loopback; print the address and the key."""
+    if until_input_ends:
+        threading.Thread(target=_stop_after_input, name="input", daemon=True).start()
     folder = data_dir or state_dir() / "data"
     try:
         configure_logging("local", level=log_level.upper())
@@ -117,6 +125,14 @@ def up(
         # One line, whatever libraries put into theirs: logs and scripts search for it.
         print(f"error: {' '.join(sentence_of(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from error
+
+
+def _stop_after_input() -> None:
+    """Stop as a signal would, once whoever started this process is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def with_environments(

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
+import shlex
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 import tinsmith
+from tinsmith.names import shorten
 from tinsmith.recipes import rl, supervised
 from tinsmith.recipes.experiment.curves import plot_curve
 from tinsmith.recipes.experiment.run_log import METRICS, read_metrics
 from tinsmith.recipes.tasks.arithmetic import MathFormatError, read_jsonl
+from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith_local.export_model import export_model
 from tinsmith_local.process import ServerProcess
 from tinsmith_local.tiny_model import build_tiny_model
@@ -36,6 +41,9 @@ from tinsmith_local.tiny_model import build_tiny_model
 TINY = "tiny"
 WARM = "tiny-warm"
 
+_WARM_START = "warm start: sums"
+_PIG_LATIN = "Pig Latin: unseen words"
+_SUPERVISED = "supervised"
 _RL = "RL, seed"
 
 _console = Console(highlight=False)
@@ -52,6 +60,74 @@ class Row:
     seconds: float
     gain_lower: float
     """What must be above zero for something to have been learnt."""
+    checkpoint: str = ""
+    """Resource name of what was trained."""
+    prompt: str = ""
+    """Something to ask it; empty if there is nothing that it was taught."""
+
+
+class _Parts:
+    """Says which part begins, and how long what is left will take.
+
+    Args:
+        expected_s: Seconds that each part takes on two cores, by its name and in order.
+    """
+
+    def __init__(self, expected_s: Mapping[str, float]) -> None:
+        self._expected_s = dict(expected_s)
+        self._begin_s = time.monotonic()
+
+    def begin(self, name: str) -> float:
+        """Say that a part begins; return when, as `time.monotonic` has it."""
+        names = list(self._expected_s)
+        index = names.index(name)
+        done_s = sum(self._expected_s[each] for each in names[:index])
+        left_s = sum(self._expected_s.values()) - done_s
+        now_s = time.monotonic()
+        # This machine may be slower: what it did already says by how much.
+        pace = (now_s - self._begin_s) / done_s if done_s else 1.0
+        minutes = max(1, round(left_s * pace / 60))
+        _console.print(f"part {index + 1} of {len(names)}: {name}; about {minutes} min left")
+        return now_s
+
+
+def new_folder(wanted: Path) -> Path:
+    """Return a folder that holds no demo yet: the wanted one, or a numbered one in it."""
+    if not (wanted / "work").exists():
+        return wanted
+    return next(
+        folder for number in itertools.count(2) if not (folder := wanted / str(number)).exists()
+    )
+
+
+def next_commands(work: Path, rows: Sequence[Row], model: str | None) -> list[str]:
+    """Return what can be done with what was trained, as commands that work as they stand.
+
+    Args:
+        work: Folder of the server and the models that were made.
+        rows: What was trained; the last one of each kind is asked.
+        model: What `--model` named.
+    """
+    tool = Path(sys.executable).parent / "tinsmith"
+    command = os.path.relpath(tool) if tool.is_relative_to(Path.cwd()) else "tinsmith"
+    made = sorted(path for path in (work / "models").glob("*") if path.is_dir())
+    models = "".join(f" --model {path.name}={shlex.quote(str(path))}" for path in made)
+    models += f" --model {shlex.quote(model)}" if model else ""
+    lines = [
+        "what was trained is kept; serve it in a terminal of its own, and ask it in another one:",
+        f"  {command} up --data-dir {shlex.quote(str(work / 'server/data'))}{models}",
+    ]
+    lines += [
+        f"  {command} sample {shlex.quote(row.prompt)} --checkpoint {shorten(row.checkpoint)}"
+        for row in rows
+        if row.prompt
+    ]
+    checkpoint = shorten(rows[-1].checkpoint)
+    target = shlex.quote(str(work / "export"))
+    lines.append(f"  {command} checkpoints export {checkpoint} --output {target}")
+    if (work / "models" / WARM).is_dir():
+        lines.append(f"  {command} eval base_model={WARM} checkpoint={checkpoint}")
+    return lines
 
 
 def unlearnt(rows: Sequence[Row]) -> list[str]:
@@ -71,9 +147,12 @@ def main() -> int:
     """Run the demo; return the exit code."""
     arguments = _parse_arguments()
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads or os.cpu_count() or 1))
-    output: Path = arguments.output
+    output = new_folder(arguments.output)
+    if output != arguments.output:
+        _console.print(f"{arguments.output} holds an earlier demo; this one goes to {output}")
     work = output / "work"
-    shutil.rmtree(work, ignore_errors=True)
+    # What ends a process from outside (timeout, a shutdown) stops as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begin_s = time.monotonic()
     try:
         if arguments.model or arguments.data:
@@ -81,12 +160,14 @@ def main() -> int:
         else:
             rows = _run_tiny(arguments, output, work)
     except KeyboardInterrupt:
-        _console.print("stopped")
+        _console.print(f"stopped; what there is so far is in {output}")
         return 130
     except (tinsmith.TinsmithError, ValueError, RuntimeError) as error:
         _console.print(f"error: {error}", style="red", markup=False)
         return 1
     _print_table(rows, output, time.monotonic() - begin_s)
+    for line in next_commands(work, rows, arguments.model):
+        _console.print(line, soft_wrap=True, markup=False)
     if arguments.model or arguments.data:
         return 0
     missing = unlearnt(rows)
@@ -95,29 +176,37 @@ def main() -> int:
 
 
 def _run_tiny(arguments: argparse.Namespace, output: Path, work: Path) -> list[Row]:
+    seeds = {f"{_RL} {seed}": 100.0 for seed in arguments.seeds}
+    parts = _Parts({_WARM_START: 130.0, _PIG_LATIN: 70.0, **seeds})
     tiny = build_tiny_model(work / "models" / TINY)
     _console.print(f"made a model with random weights in {tiny}")
     rows = []
     server = ServerProcess(work / "server", {TINY: tiny}, num_threads=arguments.threads)
     with server:
-        begin_s = time.monotonic()
+        begin_s = parts.begin(_WARM_START)
         with tinsmith.Client(server.address, server.api_key) as client:
             warm = _warm_start(client, output)
             manifest_uri = client.checkpoints.get(warm.checkpoint).manifest_uri
-        rows.append(_row("warm start: sums", warm, "validation_accuracy", begin_s))
+        rows.append(_row(_WARM_START, warm, "validation_accuracy", begin_s))
         _console.print("the result becomes a base model; the server restarts with it")
         server.stop()
         server.add_model(WARM, export_model(manifest_uri, tiny, work / "models" / WARM))
         server.start()
         with tinsmith.Client(server.address, server.api_key) as client:
-            begin_s = time.monotonic()
+            begin_s = parts.begin(_PIG_LATIN)
             summary = supervised.main(
-                supervised.Config(base_model=WARM, output_dir=output / "pig_latin", overwrite=True),
-                client,
+                supervised.Config(base_model=WARM, output_dir=output / "pig_latin"), client
             )
-            rows.append(_row("Pig Latin: unseen words", summary, "held_out_words", begin_s))
+            rows.append(_row(_PIG_LATIN, summary, "held_out_words", begin_s))
             _print_examples(summary)
-            rows += _reinforce(client, output, rl.Config(base_model=WARM), seeds=arguments.seeds)
+            rows += _reinforce(
+                client,
+                output,
+                rl.Config(base_model=WARM),
+                parts,
+                prompt=load_problems("arithmetic").validation[0].question,
+                seeds=arguments.seeds,
+            )
     _plot(output, [f"rl-{seed}" for seed in arguments.seeds])
     return rows
 
@@ -137,8 +226,6 @@ def _warm_start(client: tinsmith.Client, output: Path) -> supervised.Summary:
         batch_size=102,
         save_every=0,
         output_dir=output / "warm_start",
-        # The server of each demo is a new one, which knows nothing of an earlier one's runs.
-        overwrite=True,
     )
     return supervised.main(config, client)
 
@@ -148,12 +235,16 @@ def _run_own(arguments: argparse.Namespace, output: Path, work: Path) -> list[Ro
     model = arguments.model or str(build_tiny_model(work / "models" / TINY))
     name = Path(model).resolve().name if Path(model).is_dir() else model
     data = str(arguments.data) if arguments.data else ""
+    has_problems = not data or _holds_problems(Path(data))
+    seeds = [f"{_RL} {seed}" for seed in arguments.seeds] if has_problems else []
+    # How long a step takes is not known of a model of one's own.
+    parts = _Parts(dict.fromkeys([_SUPERVISED, *seeds], 60.0))
     rows = []
     with (
         ServerProcess(work / "server", {name: model}, num_threads=arguments.threads) as server,
         tinsmith.Client(server.address, server.api_key) as client,
     ):
-        begin_s = time.monotonic()
+        begin_s = parts.begin(_SUPERVISED)
         config = supervised.Config(
             base_model=name,
             data=data or "pig_latin",
@@ -161,13 +252,12 @@ def _run_own(arguments: argparse.Namespace, output: Path, work: Path) -> list[Ro
             num_steps=arguments.steps,
             batch_size=arguments.batch,
             output_dir=output / "supervised",
-            overwrite=True,
         )
         summary = supervised.main(config, client)
         key = next(iter(summary.after.metrics), "")
-        rows.append(_row(f"supervised: {key}", summary, key, begin_s))
+        rows.append(_row(f"{_SUPERVISED}: {key}", summary, key, begin_s))
         _print_examples(summary)
-        if not data or _holds_problems(Path(data)):
+        if has_problems:
             settings = rl.Config(
                 base_model=name,
                 data=data or "arithmetic",
@@ -176,20 +266,24 @@ def _run_own(arguments: argparse.Namespace, output: Path, work: Path) -> list[Ro
                 num_problems=arguments.batch,
                 max_tokens=arguments.max_tokens,
             )
-            rows += _reinforce(client, output, settings, seeds=arguments.seeds)
+            rows += _reinforce(client, output, settings, parts, seeds=arguments.seeds)
             _plot(output, [f"rl-{seed}" for seed in arguments.seeds])
     return rows
 
 
 def _reinforce(
-    client: tinsmith.Client, output: Path, config: rl.Config, *, seeds: list[int]
+    client: tinsmith.Client,
+    output: Path,
+    config: rl.Config,
+    parts: _Parts,
+    *,
+    prompt: str = "",
+    seeds: list[int],
 ) -> list[Row]:
     rows = []
     for seed in seeds:
-        begin_s = time.monotonic()
-        settings = dataclasses.replace(
-            config, seed=seed, output_dir=output / f"rl-{seed}", overwrite=True
-        )
+        begin_s = parts.begin(f"{_RL} {seed}")
+        settings = dataclasses.replace(config, seed=seed, output_dir=output / f"rl-{seed}")
         summary = rl.main(settings, client)
         rows.append(
             Row(
@@ -199,6 +293,8 @@ def _reinforce(
                 f"gain ≥ {summary.gain_lower_95:.3f} (95 %)",
                 time.monotonic() - begin_s,
                 summary.gain_lower_95,
+                summary.checkpoint,
+                prompt if seed == seeds[-1] else "",
             )
         )
     return rows
@@ -215,6 +311,8 @@ def _row(what: str, summary: supervised.Summary, metric: str, begin_s: float) ->
         f"loss {summary.losses[0]:.2f} → {summary.losses[-1]:.2f}" if summary.losses else "",
         time.monotonic() - begin_s,
         after - before,
+        summary.checkpoint,
+        summary.after.examples[0].prompt if summary.after.examples else "",
     )
 
 

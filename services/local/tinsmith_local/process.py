@@ -94,6 +94,8 @@ class ServerProcess:
             *("--port", self.address.rpartition(":")[2], "--num-threads", str(self._num_threads)),
             # What is compared with measurements of the CPU must not move to a GPU by itself.
             *("--device", "cpu"),
+            # However this process ends, it leaves none behind.
+            "--until-input-ends",
         ]
         for name, source in self._models.items():
             command += ["--model", f"{name}={source}"]
@@ -105,7 +107,12 @@ class ServerProcess:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._is_announced():
@@ -118,13 +125,16 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask the server to drain and end; kill it if it does not."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def kill(self) -> None:
         """Send SIGKILL to the server and its workers, and reap it."""

@@ -24,7 +24,17 @@ RUN = "projects/p/trainingRuns/r"
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        pytest.param("Qwen/Qwen3-8B", [BaseModel("Qwen/Qwen3-8B")], id="base"),
+        pytest.param(
+            "Qwen/Qwen3-8B",
+            [
+                BaseModel("Qwen/Qwen3-8B"),
+                Checkpoint("projects/p/trainingRuns/Qwen/checkpoints/Qwen3-8B"),
+            ],
+            id="base",
+        ),
+        pytest.param(
+            "r/c", [BaseModel("r/c"), Checkpoint(f"{RUN}/checkpoints/c")], id="short-checkpoint"
+        ),
         pytest.param("gpt-4o", [BaseModel("tiny")], id="alias"),
         pytest.param("r", [BaseModel("r"), LiveRun(RUN)], id="bare"),
         pytest.param("r@latest", [LiveRun(RUN)], id="latest"),

@@ -34,6 +34,19 @@ def _parses(name_class: type[names.ResourceName], text: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize("value", ["r/c", "r/checkpoints/c"])
+def test_a_short_name_of_a_checkpoint_is_completed(value: str) -> None:
+    name = "projects/p/trainingRuns/r/checkpoints/c"
+    assert names.whole_checkpoint(value, "p") == name
+    assert names.whole_checkpoint(name, "other") == name
+    assert names.shorten(name) == "r/c"
+
+
+@pytest.mark.parametrize("value", ["", "r", "projects/p", "r/", "/c", "r/../c", "a/b/c", "r/c/d/e"])
+def test_what_is_no_short_name_stays_as_it_is(value: str) -> None:
+    assert names.whole_checkpoint(value, "p") == value
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -32,7 +32,7 @@ _EXPORT_FORMATS = {
 
 
 class CheckpointCalls:
-    """The checkpoints of a project; one is given as such or by its resource name.
+    """The checkpoints of a project; one is given as such, by its resource name or as `run-1/final`.
 
     Example:
         >>> newest = client.checkpoints.list(run)[0]
@@ -84,7 +84,7 @@ class CheckpointCalls:
         Example:
             >>> client.checkpoints.get(name).size_bytes
         """
-        request = checkpoint_pb2.GetCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.GetCheckpointRequest(name=self._core.checkpoint_name(name))
         return await self._answer(request.name, "GetCheckpoint", request)
 
     @call
@@ -97,7 +97,7 @@ class CheckpointCalls:
         Example:
             >>> client.checkpoints.delete(saved)
         """
-        request = checkpoint_pb2.DeleteCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.DeleteCheckpointRequest(name=self._core.checkpoint_name(name))
         endpoint = await endpoint_of(self._core, request.name)
         await self._core.transport.call(endpoint, lambda c: c.checkpoint.DeleteCheckpoint, request)
 
@@ -132,7 +132,7 @@ class CheckpointCalls:
             raise ConfigurationError(
                 "ttl_seconds and keep exclude each other", remedy="give one of them"
             )
-        request = checkpoint_pb2.UpdateCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.UpdateCheckpointRequest(name=self._core.checkpoint_name(name))
         if labels is not None:
             request.update_mask.paths.append("labels")
             request.labels.update(labels)
@@ -155,7 +155,7 @@ class CheckpointCalls:
         Example:
             >>> client.checkpoints.publish(saved)
         """
-        request = checkpoint_pb2.PublishCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.PublishCheckpointRequest(name=self._core.checkpoint_name(name))
         return await self._answer(request.name, "PublishCheckpoint", request)
 
     @call
@@ -171,7 +171,7 @@ class CheckpointCalls:
         Example:
             >>> client.checkpoints.unpublish(saved)
         """
-        request = checkpoint_pb2.UnpublishCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.UnpublishCheckpointRequest(name=self._core.checkpoint_name(name))
         return await self._answer(request.name, "UnpublishCheckpoint", request)
 
     @future("copy of {name_of(source)}")
@@ -210,7 +210,7 @@ class CheckpointCalls:
         request = checkpoint_pb2.CopyCheckpointRequest(
             parent=parent.name,
             request_id=str(uuid.uuid4()),
-            source_checkpoint=name_of(source),
+            source_checkpoint=self._core.checkpoint_name(source),
             checkpoint_id=name,
             labels=dict(labels or {}),
             ttl=encode_optional_duration(ttl_seconds),
@@ -254,9 +254,9 @@ class CheckpointCalls:
                 f"there is no export format {export_format!r}",
                 remedy=f"use one of {', '.join(_EXPORT_FORMATS)}",
             )
-        endpoint = await endpoint_of(self._core, name_of(name))
+        endpoint = await endpoint_of(self._core, self._core.checkpoint_name(name))
         request = checkpoint_pb2.ExportCheckpointRequest(
-            name=name_of(name),
+            name=self._core.checkpoint_name(name),
             request_id=str(uuid.uuid4()),
             format=_EXPORT_FORMATS[export_format],
         )
@@ -295,7 +295,7 @@ class CheckpointCalls:
             >>> paths = client.checkpoints.download(saved, "checkpoint")
         """
         return await files.download_checkpoint(
-            self._core, name_of(name), Path(folder), progress=progress
+            self._core, self._core.checkpoint_name(name), Path(folder), progress=progress
         )
 
     @call

@@ -18,7 +18,7 @@ from tinsmith.types import Checkpoint, CheckpointExport
 
 
 class CheckpointClient(CheckpointCalls):
-    """The checkpoints of a project; one is given as such or by its resource name.
+    """The checkpoints of a project; one is given as such, by its resource name or as `run-1/final`.
 
     Example:
         >>> newest = client.checkpoints.list(run)[0]

@@ -74,6 +74,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.command("audit")(sessions.audit)
     # The command shows its own help, since that depends on the recipe.
     app.command("run", context_settings={"help_option_names": []})(recipe.run)
+    app.command("eval", context_settings={"help_option_names": []})(recipe.evaluate)
     app.command("plan")(plan.plan)
     app.command("hyperparams")(hyperparams.hyperparams)
     app.command("doctor")(doctor.doctor)

@@ -15,7 +15,6 @@ import typer
 from tinsmith.checkpoints.tasks import Progress
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
-from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
 from tinsmith.types import Checkpoint, CheckpointExport
 
@@ -50,21 +49,21 @@ def list_checkpoints(
 def info(name: _Name, as_json: AsJson = False) -> None:
     """Show a checkpoint with its files."""
     with connect("tinsmith checkpoints info") as client:
-        _show(client.checkpoints.get(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.get(name), as_json=as_json)
 
 
 @app.command("publish")
 def publish(name: _Name, as_json: AsJson = False) -> None:
     """Let every project load, sample and copy a checkpoint by its name."""
     with connect("tinsmith checkpoints publish") as client:
-        _show(client.checkpoints.publish(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.publish(name), as_json=as_json)
 
 
 @app.command("unpublish")
 def unpublish(name: _Name, as_json: AsJson = False) -> None:
     """Keep other projects from reading a checkpoint from now on."""
     with connect("tinsmith checkpoints unpublish") as client:
-        _show(client.checkpoints.unpublish(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.unpublish(name), as_json=as_json)
 
 
 @app.command("set-ttl")
@@ -78,9 +77,7 @@ def set_ttl(
     ttl_s = None if is_kept else parse_duration(ttl)
     with connect("tinsmith checkpoints set-ttl") as client:
         _show(
-            client.checkpoints.update(
-                whole_checkpoint(client, name), ttl_seconds=ttl_s, keep=is_kept
-            ),
+            client.checkpoints.update(name, ttl_seconds=ttl_s, keep=is_kept),
             as_json=as_json,
         )
 
@@ -100,7 +97,7 @@ def copy(
         _bar("copying", is_shown=not as_json) as progress,
     ):
         copied = client.checkpoints.copy(
-            whole_checkpoint(client, source),
+            source,
             run,
             checkpoint_id,
             ttl_seconds=ttl_s,
@@ -117,7 +114,7 @@ def delete_checkpoints(
     """Delete checkpoints, their exports and files."""
     with connect("tinsmith checkpoints delete") as client:
         for name in names:
-            client.checkpoints.delete(whole_checkpoint(client, name))
+            client.checkpoints.delete(name)
             if not as_json:
                 print(f"deleted {name}")
     if as_json:
@@ -136,9 +133,7 @@ def export(
     """Write a checkpoint in the layout of PEFT or transformers."""
     with connect("tinsmith checkpoints export") as client:
         with _bar("exporting", is_shown=not as_json) as progress:
-            made = client.checkpoints.export(
-                whole_checkpoint(client, name), export_format, progress=progress
-            ).result()
+            made = client.checkpoints.export(name, export_format, progress=progress).result()
         if output is not None:
             with _bar("downloading", is_shown=not as_json) as progress:
                 client.checkpoints.download(made, output, progress=progress)
@@ -158,9 +153,7 @@ def download(
         connect("tinsmith checkpoints download") as client,
         _bar("downloading", is_shown=not as_json) as progress,
     ):
-        paths = client.checkpoints.download(
-            whole_checkpoint(client, name), folder, progress=progress
-        )
+        paths = client.checkpoints.download(name, folder, progress=progress)
     if as_json:
         show_json({"name": name, "files": [str(path) for path in paths]})
     else:

@@ -24,6 +24,7 @@ from tinsmith.recipes.dry_run import print_preview
 from tinsmith.recipes.experiment.rules import range_of
 from tinsmith.recipes.scenarios.table import SCENARIOS, configure
 from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
+from tinsmith.recipes.tasks.own_code import import_file
 
 _MAX_WIDTH = 100
 
@@ -43,7 +44,9 @@ SCENARIO = "scenario"
 
 def run(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help=f"{', '.join(RECIPES)} or scenario.")] = "",
+    recipe: Annotated[
+        str, typer.Argument(help=f"{', '.join(RECIPES)}, scenario, or FILE.py of your own.")
+    ] = "",
     settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     overwrite: Annotated[
@@ -61,6 +64,7 @@ def run(
 
     A number with commas, `learning_rate=1e-3,1e-2`, runs all values at once and compares them.
     `scenario name=...` is a recipe with its data, model and settings; alone it lists them.
+    A file of your own has a dataclass `Config` and `main(config, client, observer=None)`.
     """
     if recipe == SCENARIO and (shows_help or not (settings or config)):
         print(describe_scenarios())
@@ -95,6 +99,21 @@ def run(
             )
         else:
             _finish(module.main(parsed, client))
+
+
+def evaluate(
+    context: typer.Context,
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results in the folder.")
+    ] = False,
+    shows_help: Annotated[
+        bool, typer.Option("--help", "-h", help="Show this, with the settings.")
+    ] = False,
+) -> None:
+    """Score models, checkpoints and runs side by side: `tinsmith run evaluate`, shorter."""
+    run(context, "evaluate", settings, config, overwrite, False, shows_help)
 
 
 def _show_data(module: Any, parsed: Any, client: Client) -> None:
@@ -166,6 +185,8 @@ def _interrupt(_number: int, _frame: Any) -> None:
 
 
 def _load(recipe: str) -> Any:
+    if recipe.endswith(".py"):
+        return _load_file(recipe)
     name = f"tinsmith.recipes.{recipe}"
     try:
         if not re.fullmatch(r"[a-z][a-z_]*", recipe):
@@ -182,4 +203,23 @@ def _load(recipe: str) -> Any:
         raise ConfigurationError(
             f"there is no recipe {recipe!r}", remedy=f"use one of {', '.join(RECIPES)}"
         )
+    return module
+
+
+def _load_file(recipe: str) -> Any:
+    try:
+        module = import_file(Path(recipe))
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{recipe} cannot be imported: {type(error).__name__}: {error}",
+            remedy="run it by itself to see where it fails",
+        ) from error
+    for name in ("Config", "main"):
+        if not hasattr(module, name):
+            raise ConfigurationError(
+                f"{recipe} has no {name}",
+                remedy="a recipe has a dataclass Config and main(config, client, observer=None)",
+            )
     return module

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from tinsmith.cli.connection import connect
-from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import show_json
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
@@ -35,9 +34,7 @@ def check_source(base_model: str, checkpoint: str, run: str) -> None:
 
 def open_source(client: Client, base_model: str, checkpoint: str, run: str) -> Sampler:
     """Return a sampler of what a command names."""
-    return client.create_sampler(
-        base_model=base_model, checkpoint=whole_checkpoint(client, checkpoint), run=run
-    )
+    return client.create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
 
 
 def sample(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.reinforcement import About, Summary, learn
@@ -46,12 +47,12 @@ class Config:
     """`small_sums`, `arithmetic`, `pig_latin`; a JSONL file or folder of prompts or conversations,
     or `hf://NAME`."""
     begin_from: str = ""
-    """A checkpoint that the student begins from; the base model if it is empty."""
+    """A checkpoint that the student begins from, `run-1/final`; the base model if it is empty."""
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float | None = None
     """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
     num_warmup_steps: int = 5
@@ -107,12 +108,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     prompts = load_prompts(config.data)
     config = dataclasses.replace(config, teacher_prompt=_read_prompt(config.teacher_prompt))
     begin_from = (observer.begin_from if observer else "") or config.begin_from
-    # A checkpoint may have a chat template of its own.
-    tokenizer = (
-        client.create_sampler(checkpoint=begin_from).get_tokenizer()
-        if begin_from
-        else client.get_tokenizer(config.base_model)
-    )
+    tokenizer = tokenizer_of(client, config.base_model, begin_from)
     teacher = _open_teacher(config, begin_from, client, tokenizer, prompts)
     _check_lengths(config, client, tokenizer, teacher, prompts)
     settings = TeacherConfig(

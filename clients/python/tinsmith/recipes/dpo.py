@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.dry_run import Preview, PreviewedRow
+from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
@@ -62,7 +63,8 @@ class Config:
     data: str = "larger_number"
     """`larger_number`, a JSONL file or folder of prompt, chosen and rejected, or `hf://NAME`."""
     begin_from: str = ""
-    """A checkpoint to begin from, which is then the reference; the base model if it is empty."""
+    """A checkpoint to begin from, `run-1/final`, which is then the reference; the base model if it
+    is empty."""
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
@@ -152,7 +154,7 @@ def preview(config: Config, client: Client) -> Preview:
     Raises:
         ConfigurationError: If the data cannot be read.
     """
-    tokenizer = _tokenizer_of(config, client)
+    tokenizer = tokenizer_of(client, config.base_model, config.begin_from)
     served = {model.base_model: model for model in client.list_models()}
     pairs = load_preferences(config.data)
     return Preview(
@@ -171,13 +173,6 @@ def preview(config: Config, client: Client) -> Preview:
         tokenizer=tokenizer,
         max_context_tokens=served[config.base_model].max_context_tokens,
     )
-
-
-def _tokenizer_of(config: Config, client: Client) -> Tokenizer:
-    """Return the tokenizer without a run: a checkpoint may have a chat template of its own."""
-    if config.begin_from:
-        return client.create_sampler(checkpoint=config.begin_from).get_tokenizer()
-    return client.get_tokenizer(config.base_model)
 
 
 def dpo_loss(reference_logprobs: Sequence[float], beta: float) -> CustomLoss:

@@ -1,25 +1,28 @@
-"""Evaluation: a base model, a checkpoint or a run plays what it is not trained on.
+"""Evaluation: base models, checkpoints and runs play what they are not trained on.
 
 It is the play of training and validation without a gradient: the same runner, the same seeds, the
-same tokens. The mean has a 95 % interval, by the normal approximation over tasks.
+same tokens. The mean has a 95 % interval, by the normal approximation over tasks. Of several, each
+is compared with the first one, paired by task, and their answers are written side by side.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import rich.box
 import rich.console
 import rich.table
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.names import shorten
 from tinsmith.recipes.experience import Scores, Source, SourceConfig
 from tinsmith.recipes.experiment.experiment import remove_rollouts, slug
-from tinsmith.recipes.experiment.json_files import write_json
+from tinsmith.recipes.experiment.json_files import write_json, write_lines
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import METRICS
@@ -34,12 +37,16 @@ from tinsmith.recipes.served_source import (
     read_settings,
 )
 from tinsmith.recipes.tasks.rl_problems import load_problems
+from tinsmith.rollouts.records import EpisodeRecord
 from tinsmith.sampling.sampler import Sampler
 
 __all__ = ["Config", "Summary", "main"]
 
 _ROOT = Path("runs")
 _CONFIG_FILE = "config.json"
+_NUM_SHOWN = 3
+ANSWERS = "answers.jsonl"
+"""File with a row for each task: what was asked, and what was said to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +54,15 @@ class Config:
     """Settings of the recipe."""
 
     base_model: str = ""
-    """Name of a base model that plays; one of `base_model`, `checkpoint` and `run` is given."""
+    """Name of a base model that plays; of this, `checkpoint` and `run` at least one is given, and
+    each may be several with commas. The first is what others are compared with."""
     checkpoint: str = ""
-    """Resource name of a checkpoint that plays."""
+    """A checkpoint that plays, `run-1/final`."""
     run: str = ""
     """Name or id of a run whose newest weights play."""
     data: str = "arithmetic"
-    """`arithmetic`, or a JSONL file in GSM8K's layout, of which the held-out part is scored."""
+    """`arithmetic`, `small_sums`, or a JSONL file in GSM8K's layout, of which the held-out part is
+    scored."""
     environment: str = ""
     """Name of a served environment, such as `guessing`, or a class of your own,
     `FILE.py:CLASS`, to play instead of `data`."""
@@ -81,47 +90,99 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came out.
+    """What came out for one of those that played.
 
     Attributes:
+        weights: Who played, by its short name.
         reward: Mean over tasks.
         reward_low: Lower end of its 95 % interval.
         reward_high: Upper end.
         num_tasks: Tasks that were scored.
         is_success: Share of the tasks that were solved; None where they do not say.
+        gain: Mean of what it earned above the first one, task by task; None for the first.
+        gain_low: Lower end of its 95 % interval.
+        gain_high: Upper end.
     """
 
+    weights: str
     reward: float
     reward_low: float
     reward_high: float
     num_tasks: int
     is_success: float | None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
 
 
-def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
-    """Play, write `metrics.jsonl` and show a table.
+class _Remembering(RolloutKeeper):
+    """Keeps rollouts in memory too."""
+
+    def __init__(self, folder: Path, layout: str, weights: Sampler, agent: str) -> None:
+        super().__init__(folder, layout, weights, agent)
+        self.records: list[EpisodeRecord] = []
+
+    def keep(self, phase: str, num_done: int, records: Iterable[EpisodeRecord]) -> None:
+        """Note the records, and write them if that is asked for."""
+        noted = list(records)
+        self.records += noted
+        super().keep(phase, num_done, noted)
+
+
+def main(config: Config, client: Client, observer: Observer | None = None) -> list[Summary]:
+    """Play, write `metrics.jsonl` and `answers.jsonl`, and show a table.
 
     Raises:
-        ConfigurationError: Unless one source of weights is given, or if the environment is not
-            served, the data cannot be read or the folder is taken.
+        ConfigurationError: If no source of weights is given, or if the environment is not served,
+            the data cannot be read or the folder is taken.
     """
     del observer
-    sampler = client.create_sampler(
-        base_model=config.base_model, checkpoint=config.checkpoint, run=config.run
-    )
-    make_source = _prepare(config, client, sampler)
+    samplers = _open(config, client)
+    make_sources = [_prepare(config, client, sampler) for sampler in samplers.values()]
     folder = _folder(config)
     remove_rollouts(folder)
-    [scores] = make_source(RolloutKeeper(folder, config.keep_rollouts, sampler)).score(0)
-    summary = _summarize(scores)
-    with (folder / METRICS).open("w", encoding="utf-8") as file:
-        row: dict[str, object] = {"step": 0, **scores.metrics, **asdict(summary)}
-        file.write(json.dumps(row) + "\n")
-    write_json(folder / "rewards.json", asdict(scores))
+    scores: dict[str, Scores] = {}
+    keepers: dict[str, _Remembering] = {}
+    for (weights, sampler), make_source in zip(samplers.items(), make_sources, strict=True):
+        agent = weights.replace("/", "-") if len(samplers) > 1 else ""
+        keepers[weights] = _Remembering(folder, config.keep_rollouts, sampler, agent)
+        [scores[weights]] = make_source(keepers[weights]).score(0)
+    first = next(iter(scores.values()))
+    summaries = [
+        _summarize(weights, found, None if found is first else first)
+        for weights, found in scores.items()
+    ]
+    write_lines(
+        folder / METRICS,
+        [
+            {"step": 0, **scores[summary.weights].metrics, **asdict(summary)}
+            for summary in summaries
+        ],
+    )
+    answers = _side_by_side({weights: keeper.records for weights, keeper in keepers.items()})
+    write_lines(folder / ANSWERS, answers)
+    write_json(
+        folder / "rewards.json", {weights: asdict(found) for weights, found in scores.items()}
+    )
     settings = {name: str(value) for name, value in asdict(config).items()}
     write_json(folder / _CONFIG_FILE, {"recipe": "evaluate", **settings})
-    _show(config, sampler, summary, folder)
-    return summary
+    _show(config, summaries, answers, folder)
+    return summaries
+
+
+def _open(config: Config, client: Client) -> dict[str, Sampler]:
+    """Return the samplers of all that play, by their short names."""
+    samplers = {
+        shorten(name): client.create_sampler(**{kind: name})
+        for kind in ("base_model", "checkpoint", "run")
+        for name in filter(None, map(str.strip, getattr(config, kind).split(",")))
+    }
+    if not samplers:
+        raise ConfigurationError(
+            "an evaluation needs one source of weights, or several",
+            remedy="give base_model=, checkpoint= or run=, with commas between several",
+        )
+    return samplers
 
 
 def _prepare(config: Config, client: Client, sampler: Sampler) -> Callable[[RolloutKeeper], Source]:
@@ -181,34 +242,85 @@ def _folder(config: Config) -> Path:
     return folder
 
 
-def _summarize(scores: Scores) -> Summary:
+def _summarize(weights: str, scores: Scores, first: Scores | None) -> Summary:
     rewards = scores.rewards
-    mean = mean_of(rewards)
-    low = paired_lower_95([0.0] * len(rewards), rewards)
-    is_known = bool(rewards) and math.isfinite(low)
-    return Summary(
-        reward=mean,
-        reward_low=low if is_known else mean,
-        reward_high=2 * mean - low if is_known else mean,
+    low, high = _interval([0.0] * len(rewards), rewards)
+    summary = Summary(
+        weights=weights,
+        reward=mean_of(rewards),
+        reward_low=low,
+        reward_high=high,
         num_tasks=len(rewards),
         is_success=mean_of([float(each) for each in scores.successes])
         if scores.successes
         else None,
     )
+    if first is None:
+        return summary
+    low, high = _interval(first.rewards, rewards)
+    gain = summary.reward - mean_of(first.rewards)
+    return replace(summary, gain=gain, gain_low=low, gain_high=high)
 
 
-def _show(config: Config, sampler: Sampler, summary: Summary, folder: Path) -> None:
-    table = rich.table.Table(title=f"evaluate {config.environment or config.data}")
-    cells: Mapping[str, str] = {
-        "weights": config.checkpoint or config.run or sampler.base_model,
-        "tasks": str(summary.num_tasks),
-        "reward": f"{summary.reward:.4f}",
-        "95 %": f"{summary.reward_low:.4f} to {summary.reward_high:.4f}",
-        "solved": "" if summary.is_success is None else f"{summary.is_success:.1%}",
-    }
-    for name in cells:
+def _interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the mean gain; twice the mean if there is none."""
+    mean = mean_of(after) - mean_of(before)
+    low = paired_lower_95(before, after)
+    return (low, 2 * mean - low) if math.isfinite(low) else (mean, mean)
+
+
+def _side_by_side(records: Mapping[str, Sequence[EpisodeRecord]]) -> list[dict[str, Any]]:
+    """Return a row for each task: what was asked, and what each of those that played said to it."""
+    return [
+        {
+            "prompt": _texts(episodes[0], mask=0),
+            "answers": {
+                weights: {"answer": _texts(episode, mask=1), "reward": episode.reward}
+                for weights, episode in zip(records, episodes, strict=True)
+            },
+        }
+        for episodes in zip(*records.values(), strict=True)
+    ]
+
+
+def _texts(record: EpisodeRecord, *, mask: int) -> str:
+    columns = zip(record.texts, record.mask, strict=True)
+    return "".join(text for text, is_sampled in columns if is_sampled == mask)
+
+
+def _show(
+    config: Config, summaries: Sequence[Summary], answers: Sequence[Mapping[str, Any]], folder: Path
+) -> None:
+    table = rich.table.Table(
+        title=f"evaluate {config.environment or config.data}", box=rich.box.SIMPLE
+    )
+    table.add_column("weights", overflow="fold")
+    for name in ("tasks", "reward, 95 %", "solved"):
         table.add_column(name)
-    table.add_row(*cells.values())
+    if len(summaries) > 1:
+        table.add_column(f"above {summaries[0].weights}, 95 %")
+    for each in summaries:
+        cells = [
+            each.weights,
+            str(each.num_tasks),
+            f"{each.reward:.3f} ± {each.reward - each.reward_low:.3f}",
+            "" if each.is_success is None else f"{each.is_success:.1%}",
+        ]
+        if each.gain is not None and each.gain_low is not None:
+            cells.append(f"{each.gain:+.3f} ± {each.gain - each.gain_low:.3f}")
+        table.add_row(*cells)
     console = rich.console.Console()
     console.print(table)
+    for row in _telling(answers):
+        console.print(f"{row['prompt']!r}", highlight=False, markup=False)
+        for weights, said in row["answers"].items():
+            text = f"  {said['reward']:g}  {weights}: {said['answer']!r}"
+            console.print(text, highlight=False, markup=False)
     console.print(f"written to {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _telling(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a few tasks, those first that not all earned the same on."""
+    return sorted(
+        answers, key=lambda row: len({said["reward"] for said in row["answers"].values()}) < 2
+    )[:_NUM_SHOWN]

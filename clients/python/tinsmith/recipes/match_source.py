@@ -20,13 +20,9 @@ from tinsmith.errors import NotFoundError
 from tinsmith.games import League
 from tinsmith.recipes.agents import RecipeAgent
 from tinsmith.recipes.experience import Experience, Scores, Source, SourceConfig
+from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import RunConfig
-from tinsmith.recipes.experiment.resume import (
-    ResumableRun,
-    create_run,
-    save_named,
-    unique_name,
-)
+from tinsmith.recipes.experiment.resume import ResumableRun, save_named, unique_name
 from tinsmith.recipes.game_source import GameSource, GameSourceConfig, LearnedGame
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates

@@ -44,6 +44,8 @@ class Config:
     """Settings of the recipe."""
 
     base_model: str = "tiny"
+    begin_from: str = ""
+    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "arithmetic"
     """`arithmetic`, `small_sums`, `geometry`; a JSONL file, a folder of them, or
     `hf://NAME[:CONFIG]`, in the layout of GSM8K or Geometry3K."""
@@ -70,7 +72,7 @@ class Config:
     train_unembed: bool = False
     """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 4e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1

@@ -54,6 +54,8 @@ class Config:
     """Settings of the recipe."""
 
     base_model: str = "tiny"
+    begin_from: str = ""
+    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "arithmetic"
     """`arithmetic`, or a JSONL file with one task of any form on each line."""
     queue: str = "rl"
@@ -64,7 +66,7 @@ class Config:
     """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 1e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1

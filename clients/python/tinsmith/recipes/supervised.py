@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.recipes.dry_run import Preview, PreviewedRow
+from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
@@ -39,6 +40,8 @@ class Config:
     """Settings of the recipe."""
 
     base_model: str = "tiny"
+    begin_from: str = ""
+    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "pig_latin"
     """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
     chat_template: str = ""
@@ -155,7 +158,7 @@ def _preview_row(conversation: Conversation, tokenizer: Tokenizer, train_on: str
 
 
 def _read_model(config: Config, client: Client) -> tuple[Tokenizer, RowRules]:
-    tokenizer = client.get_tokenizer(config.base_model)
+    tokenizer = tokenizer_of(client, config.base_model, config.begin_from)
     if config.chat_template:
         tokenizer = tokenizer_with(tokenizer, config.chat_template)
     served = {model.base_model: model for model in client.list_models()}

@@ -18,14 +18,10 @@ from typing import Any
 from tinsmith.client import Client
 from tinsmith.games import League
 from tinsmith.recipes.experience import Experience, Scores, Source
+from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
-from tinsmith.recipes.experiment.resume import (
-    ResumableRun,
-    create_run,
-    save_named,
-    unique_name,
-)
+from tinsmith.recipes.experiment.resume import ResumableRun, save_named, unique_name
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.game_source import GameSource, GameSourceConfig
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
@@ -47,6 +43,8 @@ class Config:
     """Settings of the recipe."""
 
     base_model: str = "tiny"
+    begin_from: str = ""
+    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     partner_base_model: str = ""
     """Of `white`; the same if it is left out."""
     data: str = "gomoku"
@@ -68,7 +66,7 @@ class Config:
     train_unembed: bool = False
     """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
+    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 2e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -210,7 +208,7 @@ class _TwoPolicies(Source):
 
     def _open_partner(self, config: Config, first_step: int) -> TrainingRun:
         if not first_step:
-            return create_run(config, self._client)
+            return create_run(config, self._client, config.begin_from)
         kept = self._states.read(first_step)
         for baselines, state in zip(self._baselines, kept["baselines"], strict=True):
             baselines.restore(state)

@@ -78,10 +78,15 @@ class ClientCore:
         self.settings = dataclasses.replace(self.settings, project=project)
 
     def run_name(self, value: str) -> str:
-        """Return the resource name of a run that may be given by its id alone."""
+        """Return the resource name of a run that may be given by its id alone, or `ID@latest`."""
+        value = value.removesuffix(names.LATEST)
         if "/" not in value:
             return str(names.RunName(self.settings.project, value))
         return str(names.RunName.parse(value))
+
+    def checkpoint_name(self, value: str | names.Named) -> str:
+        """Return the resource name of a checkpoint that may be given as `run-1/final`."""
+        return names.whole_checkpoint(names.name_of(value), self.settings.project)
 
     def session_name(self, value: str) -> str:
         """Return the resource name of a session that may be given by its id alone."""

@@ -478,10 +478,11 @@ class TrainingRunCalls(Ready):
     def _load(
         self, checkpoint: str | Checkpoint, *, include_optimizer: bool
     ) -> OperationFuture[LoadWeightsResponse]:
-        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        run = names.RunName.parse(self.name)
+        name = names.name_of(checkpoint)
         if "/" not in name:
-            run = names.RunName.parse(self.name)
             name = str(names.CheckpointName(run.project, run.run, name))
+        name = names.whole_checkpoint(name, run.project)
         request = trainer_pb2.LoadCheckpointRequest(
             run=self.name, checkpoint=name, include_optimizer=include_optimizer
         )

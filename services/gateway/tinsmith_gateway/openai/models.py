@@ -184,7 +184,7 @@ def _encode_run(run: scheduler_pb2.TrainingRun) -> dict[str, Any]:
 def _encode_checkpoint(checkpoint: checkpoint_pb2.Checkpoint) -> dict[str, Any]:
     name = names.CheckpointName.parse(checkpoint.name)
     return _encode(
-        checkpoint.name,
+        names.shorten(checkpoint.name),
         owner=f"projects/{name.project}",
         created=checkpoint.create_time.seconds,
         root=checkpoint.base_model,

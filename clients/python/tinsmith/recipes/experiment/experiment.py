@@ -80,6 +80,8 @@ class RunConfig(Protocol):
     @property
     def base_model(self) -> str: ...  # noqa: D102
     @property
+    def begin_from(self) -> str: ...  # noqa: D102
+    @property
     def data(self) -> str: ...  # noqa: D102
     @property
     def adapter(self) -> str: ...  # noqa: D102

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tinsmith.client import Client
 from tinsmith.errors import AlreadyExistsError, ConfigurationError, NotFoundError
+from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import Experiment, RunConfig
 from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
@@ -54,8 +55,8 @@ class ResumableRun:
             "the same command without --overwrite" if config.overwrite else "the same command"
         )
         self._observer = observer or Observer()
-        # Not every recipe has the setting; a job's own wins.
-        self.begin_from = self._observer.begin_from or getattr(config, "begin_from", "")
+        # A job's own wins.
+        self.begin_from = self._observer.begin_from or config.begin_from
         state = experiment.state
         self._saved_step = None if state is None else state.step
         self.is_resumed = state is not None
@@ -172,30 +173,3 @@ def save_named(client: Client, run: TrainingRun, name: str) -> str:
         # Saved by a part of this run that ended before it could note so.
         client.checkpoints.delete(f"{run.name}/checkpoints/{name}")
         return run.save_state(name).result().name
-
-
-def create_run(config: RunConfig, client: Client, begin_from: str = "") -> TrainingRun:
-    """Create the run of an experiment, from a training checkpoint if one is named."""
-    display_name = Path(config.data).name
-    if begin_from:
-        # What a job goes on from is its own work. What a setting names was trained for something
-        # else, and its optimizer knows another loss.
-        is_other = begin_from == getattr(config, "begin_from", "")
-        return client.create_training_run_from_checkpoint(
-            begin_from, include_optimizer=not is_other, display_name=display_name
-        )
-    # Not every recipe has the setting.
-    chat_template = getattr(config, "chat_template", "")
-    if config.adapter == "full":
-        return client.create_full_training_run(
-            config.base_model, display_name=display_name, chat_template=chat_template
-        )
-    return client.create_lora_training_run(
-        config.base_model,
-        config.rank,
-        seed=config.seed,
-        # Not every recipe has the setting.
-        train_unembed=getattr(config, "train_unembed", False),
-        display_name=display_name,
-        chat_template=chat_template,
-    )

@@ -16,7 +16,7 @@ from tinsmith.recipes.experiment.trackers import check_trackers
 from tinsmith.recipes.tasks.conversations import TRAIN_ON
 from tinsmith.recipes.tasks.lengths import TOO_LONG
 
-LOSSES = ("importance_sampling", "ppo", "cispo", "dro")
+LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 """Losses that take what recipes of reinforcement learning send: log-probabilities, advantages."""
 
 _MAX_RANK = 128

@@ -14,7 +14,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks.jsonl import DataFormatError, read_lines
 from tinsmith.recipes.tasks.prompts import Messages, decode_prompt
 from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
+from tinsmith.recipes.tasks.rl_problems import SHIPPED, load_problems
 
 RewardFunction = Callable[[Mapping[str, Any], str], float]
 
@@ -57,7 +58,7 @@ def load_object(path: str, setting: str) -> Any:
         )
     try:
         module = (
-            _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+            import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         )
     except ConfigurationError:
         raise
@@ -71,7 +72,12 @@ def load_object(path: str, setting: str) -> Any:
     return getattr(module, name)
 
 
-def _import_file(file: Path) -> Any:
+def import_file(file: Path) -> Any:
+    """Return a file of Python as a module, the same one each time.
+
+    Raises:
+        ConfigurationError: If there is no such file.
+    """
     path = file.expanduser().resolve()
     if not path.is_file():
         raise ConfigurationError(f"{file} is not there", remedy="check the path")
@@ -135,8 +141,9 @@ class RewardedPrompts:
     """Prompts whose answers a function rewards, as tasks by seed; see `Playable`.
 
     Args:
-        data: A JSONL file, a folder, or `hf://NAME[:CONFIG]`, of rows with a prompt. Further keys
-            of a row are the function's to read. Of a file, every fifth row is held out.
+        data: `arithmetic`, `small_sums`, a JSONL file, a folder, or `hf://NAME[:CONFIG]`, of rows
+            with a prompt. Further keys of a row are the function's to read. Of a file, every fifth
+            row is held out.
         reward: Names the function.
 
     Raises:
@@ -199,6 +206,12 @@ class _Answered(Environment):
 
 def _read(data: str) -> tuple[list[Any], list[Any]]:
     """Return the rows to train on and those held out."""
+    if data in SHIPPED:
+        problems = load_problems(data)
+        return (
+            [asdict(problem) for problem in problems.train],
+            [asdict(problem) for problem in problems.validation],
+        )
     if is_public(data):
         found = read_rows(data)
         return list(found["train"]), list(found["validation"])

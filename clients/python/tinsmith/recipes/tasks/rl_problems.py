@@ -11,6 +11,8 @@ from tinsmith.recipes.tasks import arithmetic, small_sums
 from tinsmith.recipes.tasks.arithmetic import MathRecord
 from tinsmith.recipes.tasks.public_data import is_public, read_rows
 
+SHIPPED = ("arithmetic", "small_sums")
+"""Problems that come with the package."""
 _VALIDATION_EVERY = 5
 
 

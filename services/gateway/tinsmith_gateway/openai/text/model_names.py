@@ -3,15 +3,15 @@
 | `model`                                                | what is sampled                     |
 | ------------------------------------------------------ | ----------------------------------- |
 | `Qwen/Qwen3-8B`, or an alias of the configuration      | a base model                        |
-| `projects/p/trainingRuns/r/checkpoints/c`              | a checkpoint                        |
+| `projects/p/trainingRuns/r/checkpoints/c`, `r/c`       | a checkpoint                        |
 | `tinker://r/weights/c`, `tinker://r/sampler_weights/c` | a checkpoint: the newest save       |
 | `projects/p/trainingRuns/r`, `r@latest`, `r`           | the live weights of a run, updated  |
 |                                                        | between tokens                      |
 
 A run of the Tinker wire may be named as that wire does, `session:train:0`.
 
-A bare name is a base model if there is one of this name, else a run of the caller's project: a name
-stands for several sources, which are tried in order.
+A bare name is a base model if there is one of this name, else a run of the caller's project, or one
+of its checkpoints: a name stands for several sources, which are tried in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tinsmith import names
 from tinsmith_gateway.tinker.ids import TinkerPath, run_id_of
 from tinsmith_runtime.errors import InvalidFieldError
 
-_LATEST = "@latest"
 _TINKER = "tinker://"
 
 
@@ -72,8 +71,8 @@ def candidates(
         return (BaseModel(aliases[model]),)
     if model.startswith(_TINKER):
         return _saved_path(model)
-    is_latest = model.endswith(_LATEST)
-    bare = model.removesuffix(_LATEST)
+    is_latest = model.endswith(names.LATEST)
+    bare = model.removesuffix(names.LATEST)
     if model.startswith("projects/"):
         if _is_name(names.RunName, bare):
             return (LiveRun(bare),)
@@ -81,12 +80,14 @@ def candidates(
     run = _run(bare, project)
     if is_latest:
         return run
-    return (BaseModel(model), *run) if model else ()
+    whole = names.whole_checkpoint(model, project)
+    saved = (Checkpoint(whole),) if whole != model else ()
+    return (BaseModel(model), *run, *saved) if model else ()
 
 
 def latest_of(run: str) -> str:
     """Return the short name of a run's live weights, as `/v1/models` lists it."""
-    return names.RunName.parse(run).run + _LATEST
+    return names.RunName.parse(run).run + names.LATEST
 
 
 def _saved_path(model: str) -> tuple[SavedPath, ...]:
