@@ -160,7 +160,7 @@ def test_a_lost_rank_is_a_typed_failure_within_the_deadline(
     group = Group("lost", tmp_path, timeout_s=4.0)
     try:
         leader, follower = group.processes
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while not (tmp_path / "leader.ready").exists():
             assert leader.poll() is None, (tmp_path / "lost-0.log").read_text()
             assert time.monotonic() < deadline_s
@@ -179,7 +179,7 @@ def test_followers_end_when_rank_0_dies(tmp_path: Path, folder: Path) -> None:
     group = Group("lost", tmp_path, timeout_s=4.0)
     try:
         leader, follower = group.processes
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while not (tmp_path / "leader.ready").exists():
             assert leader.poll() is None, (tmp_path / "lost-0.log").read_text()
             assert time.monotonic() < deadline_s
