@@ -161,6 +161,18 @@ async def test_an_agent_that_joins_again_goes_on_in_its_game(
     assert (await answering).reward == -1.0
 
 
+async def test_a_game_that_waits_for_a_player_that_is_not_there_is_given_up(
+    clients: list[tinsmith.Client],
+) -> None:
+    members = await join(clients, MatchSpec(agents=BOTH))
+    await asyncio.gather(*(member.arrive_async("rollout_start", 0) for member in members))
+    # Black's copy is of a game with somebody else.
+    with pytest.raises(GameAbandonedError, match="it waits for red, and the match has black, whi"):
+        await play(members[0], 0, 0, Nim(("red", "black")))
+    with pytest.raises(GameAbandonedError, match="black gave it up: it waits for red"):
+        await play(members[1], 0, 0, Nim(BOTH))
+
+
 def test_matches_are_listed_and_cancelled(clients: list[tinsmith.Client]) -> None:
     match = clients[0].matches.create(MatchSpec(agents=BOTH, config={"size": 9}))
     assert match.config == {"size": 9}

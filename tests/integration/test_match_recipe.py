@@ -68,9 +68,59 @@ def test_both_policies_of_an_interrupted_match_go_on_with_the_same_bits(
     assert set(kept["baselines"]) == {"black", "white"}
 
 
+SHORT = {"num_imitation_steps": 3, "num_steps": 5, "num_games": 4, "num_validation": 2}
+
+
+def test_hands_are_shown_at_once_and_the_games_are_zero_sum(
+    embedded: Deployment, tmp_path: Path
+) -> None:
+    config = match.Config(
+        data="rock_paper_scissors", agents="left,right", output_dir=tmp_path, **SHORT
+    )
+    with embedded.client() as client:
+        match.main(config, client)
+        [played] = [each for each in client.matches.list() if "left" in str(each.agents)]
+    assert played.turn_order == "simultaneous"
+    for row in read_metrics(tmp_path / "metrics.jsonl")[3:]:
+        assert row["left/reward"] == -row["right/reward"]
+        assert row["left/trained"] == SHORT["num_games"]
+
+
+def test_a_single_policy_plays_a_script_and_a_checkpoint(
+    embedded: Deployment, tmp_path: Path
+) -> None:
+    shared = {"data": "kuhn", "agents": "learner", "max_tokens": 4, **SHORT}
+    with embedded.client() as client:
+        [first] = match.main(
+            match.Config(opponent="honest", order="fixed", output_dir=tmp_path / "a", **shared),
+            client,
+        )
+        [second] = match.main(
+            match.Config(opponent=first.checkpoint, output_dir=tmp_path / "b", **shared), client
+        )
+        missing = f"{first.run}/checkpoints/nothing"
+        with pytest.raises(tinsmith.NotFoundError, match="nothing"):
+            match.main(match.Config(opponent=missing, output_dir=tmp_path / "c", **shared), client)
+        assert not [each for each in client.matches.list() if each.is_open]
+    assert first.run != second.run
+    for folder in ("a", "b"):
+        rows = read_metrics(tmp_path / folder / "metrics.jsonl")
+        assert all("reward" in row for row in rows[3:])
+    # The learner is the first of the agents, and order=fixed lets it begin every game.
+    assert all(
+        row["reward_second"] == 0.0 for row in read_metrics(tmp_path / "a/metrics.jsonl")[3:]
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"agents": "a", "opponent": "honest"}, "opponent is 'honest', which gomoku has no"),
+        ({"opponent": "greedy"}, "not of 3, the opponent among them"),
+        ({"order": "backwards"}, "order is 'backwards'"),
+        ({"order": "simultaneous"}, "agents of gomoku move one after the other"),
+        ({"data": "nothing.py:Game"}, "nothing.py is not there"),
+        ({"data": "tinsmith.games:League"}, "is no game"),
         ({"data": "chess"}, "there is no game 'chess'"),
         ({"agents": "black"}, "gomoku is a game of 2 agents, not of 1"),
         ({"agents": "a,b,c"}, "gomoku is a game of 2 agents, not of 3"),

@@ -1,8 +1,8 @@
 """Games of several agents, and scripted players of them.
 
-`AgentGame` is what a game has to be; `GomokuGame` and `KuhnGame` are two. They run wherever their
-agents run: in a match, at a table in one process, in an environment, or in a test. A `League` keeps
-a learner's opponents, and `fit_ratings` says how strong each player is.
+`AgentGame` is what a game has to be; `GomokuGame`, `KuhnGame`, `RockPaperScissorsGame` are three.
+They run wherever their agents run: in a match, at a table in one process, in an environment, or in
+a test. A `League` keeps a learner's opponents, and `fit_ratings` says how strong each player is.
 """
 
 from tinsmith.games.agent_game import AgentGame, Player
@@ -12,10 +12,17 @@ from tinsmith.games.kuhn import KuhnGame
 from tinsmith.games.kuhn_players import KUHN_STRENGTHS, KuhnPlayer, KuhnStrength
 from tinsmith.games.league import League, LeaguePlayer
 from tinsmith.games.ratings import Pairing, Rating, fit_ratings
+from tinsmith.games.rock_paper_scissors import (
+    RPS_STRENGTHS,
+    RockPaperScissorsGame,
+    RpsPlayer,
+    RpsStrength,
+)
 from tinsmith.games.table import GameOverError, TableInstance, sit_down
 
 __all__ = [
     "KUHN_STRENGTHS",
+    "RPS_STRENGTHS",
     "STRENGTHS",
     "AgentGame",
     "GameOverError",
@@ -30,6 +37,9 @@ __all__ = [
     "Pairing",
     "Player",
     "Rating",
+    "RockPaperScissorsGame",
+    "RpsPlayer",
+    "RpsStrength",
     "Strength",
     "TableInstance",
     "fit_ratings",

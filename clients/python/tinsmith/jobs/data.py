@@ -14,7 +14,16 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.v1 import job_pb2
 
 BUILT_IN = frozenset(
-    {"pig_latin", "warm_start", "arithmetic", "small_sums", "larger_number", "gomoku", "kuhn"}
+    {
+        "pig_latin",
+        "warm_start",
+        "arithmetic",
+        "small_sums",
+        "larger_number",
+        "gomoku",
+        "kuhn",
+        "rock_paper_scissors",
+    }
 )
 """Data that recipes bring along; anything else is a path."""
 

@@ -89,6 +89,7 @@ class SeatInstance:
         while self._game.next_agents:
             if self._may_move():
                 return False
+            await self._require_players()
             found, moves = await self._member.wait_for_turn_async(
                 self._epoch, self._number, self._turn
             )
@@ -121,6 +122,18 @@ class SeatInstance:
         if game.state == "abandoned":
             self._is_ended = True
             raise self._abandoned(game.failure)
+
+    async def _require_players(self) -> None:
+        """Give the game up where it waits for a player that the match has not, or has no more."""
+        present = {each.agent for each in self._member.match.agents if each.state != "dropped"}
+        absent = [agent for agent in self._game.next_agents if agent not in present]
+        if absent:
+            why = (
+                f"it waits for {', '.join(absent)}, and the match has {', '.join(sorted(present))}"
+            )
+            self._is_ended = True
+            await self._member.abandon_async(self._epoch, self._number, why)
+            raise self._abandoned(why)
 
     def _require_moves(self, found: MatchGame, moves: Mapping[str, Any]) -> None:
         if not moves:

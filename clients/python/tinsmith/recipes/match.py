@@ -1,9 +1,9 @@
 """A match: several policies learn a game by playing each other, each with weights of its own.
 
 The coordinator opens a match and keeps the policies in step. In each step they play `num_games`
-games; the first move passes from game to game. Then each takes a policy-gradient step on its own
-side. In a job each agent may have a base model, trainers and samplers of its own (`roles.agents`);
-else all are runs beside each other on one server.
+games. Then each takes a policy-gradient step on its own side. In a job each agent may have a base
+model, trainers and samplers of its own (`roles.agents`); else all are runs beside each other on one
+server. A single policy plays against `opponent`, which learns nothing.
 
 A model that cannot name a legal move learns nothing from playing. That is what the warm start is
 for: the first `num_imitation_steps` steps are supervised, on the games of a script.
@@ -25,9 +25,18 @@ from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.game_source import GameSourceConfig
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
-from tinsmith.recipes.match_table import MatchTable
+from tinsmith.recipes.match_table import MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask, check_script, load_game
+from tinsmith.recipes.tasks.agent_games import (
+    AGENTS,
+    GameTask,
+    check_script,
+    choose_order,
+    load_game,
+)
+from tinsmith.rollouts import PolicyPlayer
+from tinsmith.rollouts.adapters import ServiceSampler
+from tinsmith.types import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +47,14 @@ class Config:
     begin_from: str = ""
     """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "gomoku"
-    """The game: `gomoku` or `kuhn`."""
+    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     agents: str = "black,white"
     """Names of the policies, in the order of turns; a job names them by `roles.agents`."""
+    order: str = ""
+    """Who moves when: `rotating` passes the first move from game to game, `fixed` leaves it to the
+    first agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's own."""
+    opponent: str = ""
+    """What plays the other seat of a single policy: a script of the game, or a checkpoint."""
     board_size: int = 3
     """Rows and columns of gomoku's board."""
     row_length: int = 3
@@ -57,6 +71,8 @@ class Config:
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
+    train_unembed: bool = False
+    """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
     """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 2e-3
@@ -114,21 +130,27 @@ def main(
         What came out, for each policy.
 
     Raises:
-        ConfigurationError: If there is no such game or script, the agents are no two, or
+        ConfigurationError: If there is no such game, order or script, the seats are no two, or
             `output_dir` holds another experiment.
+        NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
     check_script(game, "teacher", config.teacher)
     check_script(game, "validation_opponent", config.validation_opponent)
+    order = choose_order(game, config.order)
     policies = tuple(agents) or _policies(config, client)
-    if len(policies) != len(AGENTS):
+    num_seats = len(policies) + bool(config.opponent)
+    if num_seats != len(AGENTS):
+        what = f"{num_seats}, the opponent among them" if config.opponent else str(num_seats)
         raise ConfigurationError(
-            f"{game.name} is a game of {len(AGENTS)} agents, not of {len(policies)}",
-            remedy=f"name {len(AGENTS)} agents",
+            f"{game.name} is a game of {len(AGENTS)} agents, not of {what}",
+            remedy=f"name {len(AGENTS)} agents, or one and an opponent",
         )
     table = MatchTable(
         policies,
+        opponent=_opponent(config, game, policies[0]) if config.opponent else None,
+        order=order,
         num_games=config.num_games,
         turn_timeout_s=config.turn_timeout_s,
         seed=config.seed,
@@ -154,6 +176,19 @@ def _policies(config: Config, client: Client) -> tuple[RecipeAgent, ...]:
     return tuple(
         RecipeAgent(name, client, config.base_model, config.adapter, config.rank) for name in names
     )
+
+
+def _opponent(config: Config, game: GameTask, policy: RecipeAgent) -> MakePlayer:
+    """Return what plays the seat that does not learn."""
+    if "/" not in config.opponent:
+        check_script(game, "opponent", config.opponent)
+        return lambda seed, _key: game.make_script(config.opponent, seed)
+    sampler = policy.client.create_sampling_client(config.opponent)
+    tokenizer, frozen = sampler.get_tokenizer(), ServiceSampler(sampler)
+    params = SamplingParams(
+        max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed
+    )
+    return lambda _seed, key: PolicyPlayer(tokenizer, frozen, params, game_key=key)
 
 
 def _make_source(
@@ -183,6 +218,7 @@ def _make_source(
     settings = MatchSourceConfig(
         games=games,
         environment=config.environment,
+        opponent=config.opponent,
         keep_rollouts=config.keep_rollouts,
         baseline_decay=config.baseline_decay,
         seed=config.seed,

@@ -50,6 +50,7 @@ class MatchSourceConfig:
     Attributes:
         games: Of each policy on its own: the warm start and the validation.
         environment: Served environment in which policies are scored; empty for the script.
+        opponent: What plays the other seat of a single policy; empty where all learn.
         keep_rollouts: How rollouts are kept; empty keeps none.
         baseline_decay: Weight of what a place's average reward was, at each game.
         seed: Decides what is drawn, with the step.
@@ -60,6 +61,7 @@ class MatchSourceConfig:
 
     games: GameSourceConfig
     environment: str
+    opponent: str
     keep_rollouts: str
     baseline_decay: float
     seed: int
@@ -98,7 +100,8 @@ class MatchSource(Source):
         self.agents = tuple(policy.name for policy in policies)
         names = " and ".join(self.agents)
         where = config.environment or f"the script {config.games.validation_opponent}"
-        self.plan = (f"{names} play each other; each is scored against {where}",)
+        plays = f"plays against {config.opponent}" if config.opponent else "play each other"
+        self.plan = (f"{names} {plays}; each is scored against {where}",)
         self._baselines = {name: RoleBaselines(decay=config.baseline_decay) for name in self.agents}
         if progress.first_step:
             self.partners = self._go_on(progress.first_step)
@@ -233,8 +236,9 @@ class MatchSource(Source):
         roles = [AGENTS[seat.position] for seat in played]
         rewards = [seat.trajectory.reward for seat in played]
         advantages = self._baselines[agent].advantages(roles, rewards)
+        opponent = self._config.opponent or "partner"
         learned = (
-            LearnedGame(seat.trajectory, seat.seed, role, "partner", advantage)
+            LearnedGame(seat.trajectory, seat.seed, role, opponent, advantage)
             for seat, role, advantage in zip(played, roles, advantages, strict=True)
         )
         games.keep_games(TRAIN, step, learned)

@@ -2,7 +2,8 @@
 
 The coordinator keeps the policies in step: no policy plays before all have trained, and none trains
 before all games are over. Every policy has a seat of its own, by its own client. A game that broke
-off teaches nothing to either side.
+off teaches nothing to either side. A seat may be a script's or a frozen checkpoint's: it is a
+member like the others, and learns nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+from tinsmith.client import Client
 from tinsmith.errors import TinsmithError
-from tinsmith.games import AgentGame
-from tinsmith.matches import MatchSpec, Member, play
+from tinsmith.games import AgentGame, Player
+from tinsmith.matches import GameAbandonedError, MatchSpec, Member, play
 from tinsmith.recipes.agents import RecipeAgent
+from tinsmith.recipes.tasks.agent_games import AT_ONCE
 from tinsmith.rollouts import NoRolloutsError, RolloutRunner, SamplerFailedError, Trajectory
 
 _LOG = logging.getLogger(__name__)
 
 MakeGame = Callable[[Sequence[str], int], AgentGame]
 """Returns a game at its beginning: the agents in their order, and a seed."""
+MakePlayer = Callable[[int, str], Player]
+"""Returns what plays a seat that does not learn, by the game's seed and key."""
+
+OPPONENT = "opponent"
+"""Name of the seat that does not learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,9 @@ class MatchTable(AbstractContextManager["MatchTable"]):
 
     Args:
         agents: The policies, in the order of turns.
-        num_games: Games of a step; the first move passes from game to game.
+        opponent: Plays one seat more, the last one; None where all seats learn.
+        order: Who moves when, one of `ORDERS`.
+        num_games: Games of a step.
         turn_timeout_s: A game with a later turn is abandoned.
         seed: Noted in the match, for people.
     """
@@ -55,16 +65,19 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         self,
         agents: Sequence[RecipeAgent],
         *,
+        opponent: MakePlayer | None = None,
+        order: str,
         num_games: int,
         turn_timeout_s: float,
         seed: int,
     ) -> None:
         self._agents = tuple(agents)
-        self._num_games = num_games
+        self._opponent = opponent
         self._spec = MatchSpec(
-            agents=[agent.name for agent in agents],
+            agents=[*(agent.name for agent in agents), *([OPPONENT] if opponent else [])],
             models={agent.name: agent.base_model for agent in agents},
-            rotates_first_agent=True,
+            turn_order=order if order in (AT_ONCE, "custom") else "fixed",
+            rotates_first_agent=order != "fixed",
             num_games=num_games,
             seed=seed,
             turn_timeout_s=turn_timeout_s,
@@ -83,10 +96,10 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         trace: TracebackType | None,
     ) -> None:
         members, self._members = self._members, []
-        for agent, member in zip(self._agents, members, strict=False):
+        for client, member in zip(self._clients, members, strict=False):
             # A match of which nothing is left to keep is no reason to fail.
             with suppress(TinsmithError):
-                agent.client.matches.cancel(member.match.name)
+                client.matches.cancel(member.match.name)
             with suppress(TinsmithError):
                 member.leave()
 
@@ -111,9 +124,10 @@ class MatchTable(AbstractContextManager["MatchTable"]):
             TinsmithError: If the coordinator cannot be reached, or ended the match.
         """
         if not self._members:
-            match = self._agents[0].client.matches.create(self._spec)
+            match = self._clients[0].matches.create(self._spec)
             self._members = [
-                agent.client.matches.join(match.name, agent.name) for agent in self._agents
+                client.matches.join(match.name, name)
+                for client, name in zip(self._clients, self._spec.agents, strict=True)
             ]
         return asyncio.run(self._play(runners, make_game, seeds, key))
 
@@ -123,6 +137,12 @@ class MatchTable(AbstractContextManager["MatchTable"]):
             asyncio.run(self._arrive("update_end"))
             self._is_updating = False
             self._epoch += 1
+
+    @property
+    def _clients(self) -> list[Client]:
+        """The client of each seat; the first policy's holds that of the opponent."""
+        clients = [agent.client for agent in self._agents]
+        return [*clients, *clients[:1]] if self._opponent else clients
 
     async def _play(
         self,
@@ -134,7 +154,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         await self._arrive("rollout_start")
         played = await asyncio.gather(
             *(
-                self._play_game(member, runners[member.agent], make_game, number, seed, key)
+                self._play_game(member, runners.get(member.agent), make_game, number, seed, key)
                 for member in self._members
                 for number, seed in enumerate(seeds)
             )
@@ -142,7 +162,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         await self._arrive("rollout_end")
         await self._arrive("update_start")
         self._is_updating = True
-        found: dict[str, list[PlayedSeat]] = {member.agent: [] for member in self._members}
+        found: dict[str, list[PlayedSeat]] = {agent.name: [] for agent in self._agents}
         for agent, seat in played:
             if seat is not None and not seat.trajectory.reason.is_infrastructure:
                 found[agent].append(seat)
@@ -153,7 +173,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
     async def _play_game(
         self,
         member: Member,
-        runner: RolloutRunner,
+        runner: RolloutRunner | None,
         make_game: MakeGame,
         number: int,
         seed: int,
@@ -161,9 +181,12 @@ class MatchTable(AbstractContextManager["MatchTable"]):
     ) -> tuple[str, PlayedSeat | None]:
         """Play one side of a game; nothing comes of it where the policy could not be sampled."""
         names = self._spec.agents
-        first = number % len(names)
+        first = number % len(names) if self._spec.rotates_first_agent else 0
         order = [*names[first:], *names[:first]]
         game = make_game(order, seed)
+        if runner is None:
+            await self._play_opponent(member, game, number, seed, key)
+            return member.agent, None
         try:
             # What ends early gives the game up, so that the other side does not wait.
             trajectory = await runner.run(
@@ -174,6 +197,23 @@ class MatchTable(AbstractContextManager["MatchTable"]):
             _LOG.warning("game given up", extra={"agent": member.agent, "error": str(error)})
             return member.agent, None
         return member.agent, PlayedSeat(seed, order.index(member.agent), trajectory)
+
+    async def _play_opponent(
+        self, member: Member, game: AgentGame, number: int, seed: int, key: str
+    ) -> None:
+        """Play the side of a game that does not learn."""
+        assert self._opponent is not None, "a seat without a policy is the opponent's"
+        player = self._opponent(seed, f"{key}/{number}/{OPPONENT}")
+        # A game that broke off is counted where a policy lost it.
+        with suppress(GameAbandonedError):
+            instance = await play(member, self._epoch, number, game)
+            try:
+                is_over = False
+                while not is_over:
+                    move = await player.choose_move(game, member.agent)
+                    is_over = (await instance.step_async(move)).done
+            finally:
+                await instance.delete_async()
 
     async def _arrive(self, point: str) -> None:
         arriving = [member.arrive_async(point, self._epoch) for member in self._members]

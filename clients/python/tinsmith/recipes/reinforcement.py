@@ -172,7 +172,8 @@ def learn(
             ]
             log.plot(
                 f"{about.recipe}: {about.task}, seed {config.seed}",
-                Curve(f"{source.prefix(0)}reward", f"mean reward of the {about.plays}", rises=True),
+                Curve("reward", f"mean reward of the {about.plays}", rises=True),
+                source.agents if len(source.agents) > 1 else ("",),
             )
             experiment.finish(
                 {**asdict(summaries[0]), "partners": [asdict(each) for each in summaries[1:]]}

@@ -32,10 +32,19 @@ class ScriptedSampler:
         self._end = tuple(end)
 
     async def sample_async(self, prompt: ModelInput, params: SamplingParams) -> Completion:
-        """Return the next turn; see `Sampler`."""
-        del prompt, params
+        """Return the next turn; see `Sampler`.
+
+        Raises:
+            ValueError: If the turn is longer than a turn of the model may be.
+        """
+        del prompt
         text = await self._choose_turn()
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), *self._end]
+        if params.max_tokens is not None and len(tokens) > params.max_tokens:
+            raise ValueError(
+                f"the script says {text!r}, which takes {len(tokens)} tokens, and max_tokens is "
+                f"{params.max_tokens}; raise max_tokens"
+            )
         # A script has no chances to report; what is imitated is trained on by its tokens alone.
         return SampledSequence(
             tokens=tokens,

@@ -41,14 +41,14 @@ class Config:
     begin_from: str = ""
     """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "gomoku"
-    """The game: `gomoku` or `kuhn`."""
+    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     board_size: int = 3
     """Rows and columns of gomoku's board."""
     row_length: int = 3
     """Stones in a row that win."""
     opponent: str = "self"
     """A script of the game (`random`, `greedy`, `search`; for Kuhn poker `random`, `honest`,
-    `equilibrium`), `self`, or `league`."""
+    `equilibrium`; for rock, paper, scissors `constant`, `biased`, `random`), `self`, `league`."""
     league_share: float = 0.5
     """Share of the games that are played against the league; the others are against `self`."""
     snapshot_every: int = 16

@@ -48,7 +48,7 @@ class Config:
     partner_base_model: str = ""
     """Of `white`; the same if it is left out."""
     data: str = "gomoku"
-    """The game: `gomoku` or `kuhn`."""
+    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     board_size: int = 3
     """Rows and columns of gomoku's board."""
     row_length: int = 3

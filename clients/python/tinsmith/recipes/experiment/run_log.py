@@ -156,14 +156,15 @@ class RunLog(AbstractContextManager["RunLog"]):
         for line in lines:
             self.say(line)
 
-    def plot(self, title: str, curve: Curve) -> None:
-        """Draw a metric over the steps that have it, `<metric>.png`."""
-        metric = curve.metric
+    def plot(self, title: str, curve: Curve, agents: Sequence[str] = ("",)) -> None:
+        """Draw a metric over the steps that have it, `<metric>.png`; a line for each agent."""
+        series = {}
+        for agent in agents:
+            metric = f"{agent}/{curve.metric}" if agent else curve.metric
+            points = [(row["step"], row[metric]) for row in self.rows if metric in row]
+            series[agent or curve.label] = points
         self._picture = plot_curve(
-            self._path.with_name(f"{metric.replace('/', '_')}.png"),
-            title,
-            {curve.label: [(row["step"], row[metric]) for row in self.rows if metric in row]},
-            y_label=curve.label,
+            self._path.with_name(f"{curve.metric}.png"), title, series, y_label=curve.label
         )
 
     def say_end(self, results: Sequence[str], run: str, checkpoint: str) -> None:

@@ -117,9 +117,19 @@ SCENARIOS: Mapping[str, Scenario] = {
         {**_GEOMETRY, "calculator": True, "max_tokens": 32},
     ),
     "gomoku_two": Scenario(
-        "two policies with a run and an optimizer each play gomoku against each other",
-        "two_policies",
-        dict(_GOMOKU),
+        "two adapters with an optimizer each play gomoku against each other in a match",
+        "match",
+        {
+            **_GOMOKU,
+            "adapter": "lora",
+            "train_unembed": True,
+            "imitation_learning_rate": 1e-2,
+            "num_imitation_steps": 40,
+            "num_steps": 140,
+            "num_games": 32,
+            "num_validation": 60,
+            "eval_every": 20,
+        },
     ),
 }
 

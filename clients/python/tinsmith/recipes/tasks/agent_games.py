@@ -1,14 +1,22 @@
-"""Games that the recipes of self-play know, with the scripts that play them."""
+"""Games that the recipes of self-play know, with the scripts that play them, and the user's own.
+
+A game of one's own is a class, named as `FILE.py:CLASS` or `MODULE:CLASS`. It is made from its two
+agents and a seed, and is an `AgentGame`. With `legal_moves`, the texts that are moves now, it has a
+script that plays at random. Further scripts are its own `scripts`, by their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.games import (
     KUHN_STRENGTHS,
+    RPS_STRENGTHS,
     STRENGTHS,
     AgentGame,
     GomokuGame,
@@ -17,11 +25,21 @@ from tinsmith.games import (
     KuhnGame,
     KuhnPlayer,
     Player,
+    RockPaperScissorsGame,
+    RpsPlayer,
 )
+from tinsmith.recipes.tasks.own_code import is_own, load_object
 
 AGENTS = ("first", "second")
 """Names of the seats; the first one begins."""
-GAMES = ("gomoku", "kuhn")
+GAMES = ("gomoku", "kuhn", "rock_paper_scissors")
+AT_ONCE = "simultaneous"
+"""The order of a game whose agents move all at once."""
+ORDERS = ("rotating", "fixed", "custom", AT_ONCE)
+"""Who moves when: the first move passes from game to game; the first of `agents` begins every game;
+the game names the next ones; all at once."""
+
+_OWN_MAX_TURNS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,7 @@ class GameTask:
         best_reward: What an agent can win at most, and lose.
         seat: Returns a game at its beginning: its agents, the first of which begins, and a seed.
         make_script: Returns a script, by its name and a seed.
+        order: One of `ORDERS`, unless the settings have another.
     """
 
     name: str
@@ -43,6 +62,7 @@ class GameTask:
     best_reward: float
     seat: Callable[[Sequence[str], int], AgentGame]
     make_script: Callable[[str, int], Player]
+    order: str = "rotating"
 
     def make_game(self, seed: int) -> AgentGame:
         """Return a game of the seats `AGENTS` at its beginning."""
@@ -59,11 +79,16 @@ def load_game(data: str, *, board_size: int, row_length: int) -> GameTask:
     Raises:
         ConfigurationError: If there is no such game, or no such board.
     """
+    if is_own(data):
+        return _load_own(data)
     if data == "kuhn":
         return GameTask("kuhn", KUHN_STRENGTHS, 2, 2.0, _kuhn, _kuhn_script)
+    if data == "rock_paper_scissors":
+        return GameTask(data, RPS_STRENGTHS, 1, 1.0, _rps, _rps_script, AT_ONCE)
     if data != "gomoku":
         raise ConfigurationError(
-            f"there is no game {data!r}", remedy=f"use one of {_listed(GAMES)}"
+            f"there is no game {data!r}",
+            remedy=f"use one of {_listed(GAMES)}, or FILE.py:CLASS of your own",
         )
     try:
         rules = GomokuRules(board_size, row_length)
@@ -86,6 +111,63 @@ def check_script(game: GameTask, setting: str, script: str) -> None:
         )
 
 
+def choose_order(game: GameTask, order: str) -> str:
+    """Return who moves when: as the settings say, or as the game is played.
+
+    Raises:
+        ConfigurationError: If there is no such order, or the game is not played in it.
+    """
+    if not order:
+        return game.order
+    if order not in ORDERS:
+        raise ConfigurationError(f"order is {order!r}", remedy=f"give one of {_listed(ORDERS)}")
+    if (order == AT_ONCE) != (game.order == AT_ONCE):
+        how = "all at once" if game.order == AT_ONCE else "one after the other"
+        raise ConfigurationError(
+            f"order is {order!r}, and agents of {game.name} move {how}",
+            remedy="leave order out",
+        )
+    return order
+
+
+class _RandomPlayer:
+    """Draws a move among those that a game calls legal."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(f"player:{seed}")
+
+    async def choose_move(self, game: Any, agent: str) -> Any:
+        """Return one of the legal moves."""
+        del agent
+        return self._random.choice(list(game.legal_moves))
+
+
+def _load_own(path: str) -> GameTask:
+    made = load_object(path, "data")
+    scripts: dict[str, Callable[[int], Player]] = {}
+    if hasattr(made, "legal_moves"):
+        scripts["random"] = _RandomPlayer
+    own: Mapping[str, Callable[[int], Player]] = getattr(made, "scripts", {})
+    scripts |= own
+    missing = [
+        name for name in ("next_agents", "rewards", "observe", "apply") if not hasattr(made, name)
+    ]
+    if missing or not scripts:
+        raise ConfigurationError(
+            f"data: {path} is no game, or has nothing to learn from",
+            remedy=f"give it {_listed(tuple(missing) or ('legal_moves', 'scripts'))}",
+        )
+    return GameTask(
+        path.rpartition(":")[2],
+        tuple(scripts),
+        int(getattr(made, "max_turns", _OWN_MAX_TURNS)),
+        float(getattr(made, "best_reward", 1.0)),
+        made,
+        lambda name, seed: scripts[name](seed),
+        str(getattr(made, "order", "rotating")),
+    )
+
+
 def _gomoku(rules: GomokuRules, agents: Sequence[str], _seed: int) -> AgentGame:
     return GomokuGame(agents, rules)
 
@@ -102,6 +184,15 @@ def _kuhn(agents: Sequence[str], seed: int) -> AgentGame:
 def _kuhn_script(strength: str, seed: int) -> Player:
     [known] = [each for each in KUHN_STRENGTHS if each == strength]
     return KuhnPlayer(known, seed=seed)
+
+
+def _rps(agents: Sequence[str], _seed: int) -> AgentGame:
+    return RockPaperScissorsGame(agents)
+
+
+def _rps_script(strength: str, seed: int) -> Player:
+    [known] = [each for each in RPS_STRENGTHS if each == strength]
+    return RpsPlayer(known, seed=seed)
 
 
 def _listed(names: tuple[str, ...]) -> str:
