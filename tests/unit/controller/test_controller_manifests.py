@@ -334,3 +334,16 @@ def test_pods_that_serve_show_the_certificate_of_their_role() -> None:
             assert volumes["certificates"]["secret"]["secretName"] == f"tinsmith-pods-{kind}"
             assert env["TINSMITH_POD_CERTIFICATE_KEY"] == "/certificates/tls.key"
             assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": 9090}
+
+
+def test_no_pod_fills_the_disk_of_its_node() -> None:
+    """A volume in memory counts as memory of the pod, which has a limit."""
+    hub = {**EVERYTHING, "model": {"name": "m", "source": "hf://org/m"}}
+    sizes = {
+        (volume["name"], volume["emptyDir"].get("sizeLimit"))
+        for spec in (EVERYTHING, hub)
+        for pod in pods_of(spec)
+        for volume in pod["spec"]["volumes"]
+        if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
+    }
+    assert sizes == {("tmp", "64Gi"), ("data", "64Gi"), ("cache", "1Ti")}
