@@ -1690,8 +1690,8 @@ class Worker(_message.Message):
     these reach no trainer or sampler elsewhere. Empty for a worker that all others share.
     """
     project: _builtins.str
-    """Names the one project that a sampler serves, by its id; empty for one that serves all. Not
-    together with `pool`.
+    """Names the one project that a sampler serves, by its id; empty for one that serves all. The
+    sampler is of the pool that serves this project, and so is its key.
     """
     checkpoint: _builtins.str
     """Names the one checkpoint that such a sampler serves, `projects/.../checkpoints/...`: sampling
