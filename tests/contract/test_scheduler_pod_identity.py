@@ -11,6 +11,7 @@ from tests.fakes.scheduler_fake_trainer import Rig, expect_rpc_error, running_ri
 from tests.support.pod_keys import POD_KEY, Metadata, pod
 
 from tinsmith.v1 import scheduler_pb2
+from tinsmith_runtime.rpc.key_checks import check_secret
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 
 Code = grpc.StatusCode
@@ -74,6 +75,7 @@ async def test_the_scheduler_says_what_a_pod_is(rig: Rig) -> None:
     )
     answer = await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)
     assert (answer.role, answer.pool, answer.is_pod) == ("sampler", "p.1", True)
+    assert answer.check_secrets == [check_secret(POD_KEY)]
     request.secret_sha256 = bytes(32)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
         await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)

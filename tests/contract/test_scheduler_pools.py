@@ -18,6 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
+from tinsmith.names import serving_pool
 from tinsmith.v1 import scheduler_pb2
 
 Code = grpc.StatusCode
@@ -119,7 +120,8 @@ async def test_a_dedicated_sampler_serves_its_checkpoint_alone(rig: Rig) -> None
     session = await rig.session(user)
     checkpoint = f"{(await rig.create_run(user, session)).name}/checkpoints/c"
     rig.trainer.checkpoints[checkpoint] = BASE_MODEL
-    dedicated = {"project": "default", "checkpoint": checkpoint, "max_runs": 0}
+    dedicated = {"project": "default", "pool": serving_pool("default"), "max_runs": 0}
+    dedicated["checkpoint"] = checkpoint
     await rig.register(Worker.ROLE_SAMPLER, name="serve", address="serve:1", **dedicated)
     (model,) = (await capabilities(rig, user)).models
     assert not model.sampleable
@@ -127,6 +129,20 @@ async def test_a_dedicated_sampler_serves_its_checkpoint_alone(rig: Rig) -> None
     await rig.register_sampler(name="shared", address="shared:1")
     assert await sampling_session(rig, user, session, checkpoint=checkpoint) == "serve:1"
     assert await sampling_session(rig, user, session, base_model=BASE_MODEL) == "shared:1"
+
+
+async def test_the_key_of_a_serving_sampler_registers_for_its_project_alone(rig: Rig) -> None:
+    """A process that its model's files broke is not sent the prompts of others."""
+    mine = pod("sampler", pool=serving_pool("default"))
+    worker = Worker(name="workers/a", address="a:1", role=Worker.ROLE_SAMPLER)
+    for pool, project in (("", ""), (serving_pool("other"), "other"), ("j.0a1b", "")):
+        worker.pool, worker.project = pool, project
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="WORKER_FOREIGN"):
+            await rig.stub.RegisterWorker(
+                scheduler_pb2.RegisterWorkerRequest(worker=worker), metadata=mine
+            )
+    worker.pool, worker.project = serving_pool("default"), "default"
+    await rig.stub.RegisterWorker(scheduler_pb2.RegisterWorkerRequest(worker=worker), metadata=mine)
 
 
 async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
@@ -158,9 +174,23 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
         Worker(role=Worker.ROLE_SAMPLER, pool="p", project="default"),
         Worker(role=Worker.ROLE_TRAINER, max_runs=1, project="default"),
         Worker(role=Worker.ROLE_SAMPLER, checkpoint="projects/p/trainingRuns/r/checkpoints/c"),
-        Worker(role=Worker.ROLE_SAMPLER, project="default", checkpoint="c"),
+        Worker(
+            role=Worker.ROLE_SAMPLER,
+            pool=serving_pool("default"),
+            project="default",
+            checkpoint="c",
+        ),
+        Worker(role=Worker.ROLE_SAMPLER, project="default"),
+        Worker(role=Worker.ROLE_SAMPLER, pool=serving_pool("other"), project="default"),
     ],
-    ids=["pool-and-project", "dedicated-trainer", "no-project", "bad-checkpoint"],
+    ids=[
+        "pool-and-project",
+        "dedicated-trainer",
+        "no-project",
+        "bad-checkpoint",
+        "shared-pool",
+        "pool-of-another-project",
+    ],
 )
 async def test_workers_that_are_neither_pooled_nor_dedicated(
     rig: Rig, worker: scheduler_pb2.Worker

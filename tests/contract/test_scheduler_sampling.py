@@ -159,3 +159,21 @@ async def test_create_is_answered_once(rig: Rig) -> None:
         await create(rig, session, run="projects/default/trainingRuns/x", request_id=identity)
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
         await create(rig, session)
+
+
+async def test_the_sampling_sessions_of_a_project_are_bounded(
+    tmp_path: Path, database_url: str
+) -> None:
+    limits = {"max_sampling_sessions_per_project": 2}
+    async with running_rig(tmp_path, database_url=database_url, **limits) as rig:
+        await rig.register()
+        await rig.register_sampler()
+        sessions = [await rig.session(rig.admin) for _ in range(3)]
+        for session in sessions[:2]:
+            await create(rig, session, base_model=BASE_MODEL)
+        with expect_rpc_error(Code.RESOURCE_EXHAUSTED, reason="LIMIT_EXCEEDED") as errors:
+            await create(rig, sessions[2], base_model=BASE_MODEL)
+        assert "finish a session" in errors[0].message
+        finish = scheduler_pb2.FinishSessionRequest(session=sessions[0])
+        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=5)
+        await create(rig, sessions[2], base_model=BASE_MODEL)

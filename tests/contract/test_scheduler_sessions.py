@@ -394,3 +394,19 @@ async def test_parking_is_repeated_until_the_trainer_confirms(rig: Rig) -> None:
     assert rig.trainer.release_errors == []
     await asyncio.sleep(0.1)
     assert rig.trainer.parked == [run.name]
+
+
+async def test_the_sessions_of_a_project_are_bounded(tmp_path: Path, database_url: str) -> None:
+    limits = {"max_sessions_per_project": 2}
+    async with running_rig(tmp_path, database_url=database_url, **limits) as rig:
+        first = create()
+        session = await rig.stub.CreateSession(first, metadata=rig.admin)
+        await rig.stub.CreateSession(create(), metadata=rig.admin)
+        with expect_rpc_error(Code.RESOURCE_EXHAUSTED, reason="LIMIT_EXCEEDED") as errors:
+            await rig.stub.CreateSession(create(), metadata=rig.admin)
+        assert "finish one" in errors[0].message
+        assert await rig.stub.CreateSession(first, metadata=rig.admin) == session
+        other = await rig.user("other")
+        await rig.stub.CreateSession(create("other"), metadata=other)
+        await finish(rig, session.name)
+        await rig.stub.CreateSession(create(), metadata=rig.admin)

@@ -11,7 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, refusal, running_gateway
+from tests.fakes.gateway_harness import (
+    PROJECT,
+    RUN,
+    TIMEOUT_S,
+    GatewayRig,
+    refusal,
+    running_gateway,
+)
 from tests.fakes.held_protocol import HEALTHZ, Protocol, headers, until_closed
 from tests.fuzz.frames import frame, literal_headers
 from tests.support.metrics import metric
@@ -119,6 +126,20 @@ async def test_unknown_keys_of_an_address_are_few_look_ups(rig: GatewayRig) -> N
         assert limited[-1].metadata["what"] == "unknown keys"
         assert (await http.post("/echo", headers=headers(rig))).status_code == 200
     assert (await rig.get_run_status()).run == RUN
+
+
+async def test_unknown_keys_of_an_address_keep_no_key_out_that_was_made_here(
+    rig: GatewayRig,
+) -> None:
+    """Not even one that the gateway has not seen before, by HTTP or by gRPC."""
+    unseen = [rig.scheduler.new_key(PROJECT) for _ in range(2)]
+    async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+        for _ in range(key_lookups.FAILURES_AT_ONCE + 50):
+            strange = str(ApiKey.generate().checked("the root of an attacker"))
+            answer = await http.post("/echo", headers={"x-api-key": strange})
+        assert answer.status_code == 429  # the address has none left
+        assert (await http.post("/echo", headers={"x-api-key": unseen[0]})).status_code == 200
+        assert (await rig.get_run_status(key=unseen[1])).run == RUN
 
 
 def streams(number: int, *, is_reset: bool) -> bytes:

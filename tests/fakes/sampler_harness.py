@@ -83,7 +83,7 @@ class FakeTrainer(
         ):
             self.server.add(add, self)
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         raise KeyInvalidError("only pods call this trainer")
 
     async def GetCheckpoint(self, request: Any, context: Any) -> checkpoint_pb2.Checkpoint:

@@ -37,13 +37,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def new_key(self, project: str, role: KeyRole = KeyRole.MEMBER, *, pool: str = "") -> str:
         """Return a key of a project; of a member unless told otherwise."""
-        key = ApiKey.generate()
+        key = ApiKey.generate().checked(POD_KEY)
         self.projects[key.key_id] = project
         self.pools[key.key_id] = pool
         self.roles[key.key_id] = role
         return str(key)
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         if key_id in self.revoked:
             raise KeyRevokedError("the key was revoked")
         if key_id not in self.projects:

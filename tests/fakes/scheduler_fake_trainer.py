@@ -103,7 +103,7 @@ class FakeTrainer(
         ):
             self.server.add(add, self)
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         raise KeyInvalidError("only pods call this trainer")
 
     async def AdoptRun(self, request: Any, context: Any) -> trainer_control_pb2.AdoptRunResponse:

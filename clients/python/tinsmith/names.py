@@ -97,6 +97,16 @@ def pools_in_reach(pool: str) -> tuple[str, ...]:
     return (pool, *of_job, "") if pool else ("",)
 
 
+def serving_pool(project: str) -> str:
+    """Return the pool of the samplers that serve one project alone.
+
+    A key of a pod is of one pool. So a sampler whose model a user chose can register for that
+    user's project alone, and not as one that serves all.
+    """
+    # Hashed, because the name of a pool has no capitals. The hash of a job's pool is shorter.
+    return f"serving.{hashlib.sha256(project.encode()).hexdigest()[:16]}"
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceName:
     """Base of the name classes; a subclass is one pattern, its fields are the ids in order."""

@@ -176,6 +176,13 @@ capabilities:
 {{- printf "%s_%s" $id (printf "%s\n%s" (index . 0) $inner | sha256sum) -}}
 {{- end }}
 
+{{/* A key of users with its check, as tinsmith_runtime/rpc/key_checks.py says. Takes (list ROOT ID SECRET). */}}
+{{- define "tinsmith.userKey" -}}
+{{- $checks := printf "%s\n%s" (index . 0) (printf "%s\ntinsmith key check" (index . 0) | sha256sum) | sha256sum -}}
+{{- $inner := printf "%s\n%s\n%s" $checks (index . 1) (index . 2 | sha256sum) | sha256sum -}}
+{{- printf "tsk_%s_%s%s" (index . 1) (index . 2) (printf "%s\n%s" $checks $inner | sha256sum | trunc 12) -}}
+{{- end }}
+
 {{- define "tinsmith.drainEnv" -}}
 - name: TINSMITH_DRAIN_TIMEOUT_S
   value: {{ (index (index . 0).Values (index . 1)).drainTimeoutSeconds | quote }}

@@ -81,6 +81,10 @@ class ControllerConfig(CertificateConfig):
     """Whether Kueue queues the jobs that have its label; without it they are refused."""
     service_account_name: str = ""
     """Of job pods; its token is not mounted."""
+    volume_size: str = "64Gi"
+    """What a pod of a job may write to its disk, in each of its volumes; a pod beyond it ends."""
+    cache_size: str = "1Ti"
+    """What a pod may fetch from a hub, where the job names no claim for it."""
     device: str = "cuda"
     """Where models compute in pods that have a GPU."""
     queues_path: Path | None = None

@@ -260,6 +260,8 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         protected_secrets=config.protected_secrets(),
         author_policy=config.author_policy(),
         service_account=config.service_account_name,
+        volume_size=config.volume_size,
+        cache_size=config.cache_size,
         device=config.device,
         has_grpc_probes=minor >= _GRPC_PROBES_SINCE,
     )

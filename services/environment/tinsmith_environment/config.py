@@ -56,6 +56,8 @@ class EnvironmentConfig(WorkerConfig):
     may change its user."""
     worker_variables: str = ""
     """Names of further variables of the pod that workers get, separated by commas."""
+    closed_folders: str = ""
+    """Folders that are empty for workers, separated by colons; of no use with `worker_uid_base`."""
     max_worker_processes: int = 128
     """Processes below one worker; with more of them it is stopped."""
     max_worker_memory_bytes: int = 8 * 2**30
@@ -119,6 +121,10 @@ class EnvironmentConfig(WorkerConfig):
     def effective_num_workers(self) -> int:
         """Number of worker processes to start."""
         return self.num_workers or os.cpu_count() or 1
+
+    def closed_folder_list(self) -> tuple[str, ...]:
+        """Return the folders that are empty for workers."""
+        return tuple(filter(None, self.closed_folders.split(os.pathsep)))
 
     def further_variables(self) -> frozenset[str]:
         """Return the names of `worker_variables`.

@@ -63,6 +63,7 @@ class EnvironmentPod(WorkerPod):
                 cpu_s=config.max_worker_cpu_s,
             ),
             variables=config.further_variables(),
+            closed_folders=config.closed_folder_list(),
             uid_base=config.worker_uid_base,
         )
         self._environments = EnvironmentRegistry()

@@ -227,6 +227,8 @@ class EmbeddedServer:
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             math_problems_path=self._config.math_problems_path,
+            # The key of this folder and all databases; workers have the user of this server.
+            closed_folders=str(self._config.data_dir.resolve()),
             **self._overrides("environment"),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinsmith.names import serving_pool
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.engine_settings import EngineConfig
@@ -93,8 +94,11 @@ class SamplerConfig(WorkerConfig, EngineConfig):
                     f"max_samples is {self.max_samples}, above {name} {getattr(self, name)}: such "
                     "a request could never be accepted"
                 )
-        if self.dedicated_project and self.pool:
-            raise ConfigError("dedicated_project and pool exclude each other; set one of them")
+        if self.dedicated_project and self.pool != serving_pool(self.dedicated_project):
+            raise ConfigError(
+                f"a sampler of the dedicated_project {self.dedicated_project} is of its pool: set "
+                f"pool to {serving_pool(self.dedicated_project)}, and pod_key to the key of that"
+            )
         if self.dedicated_checkpoint and not self.dedicated_project:
             raise ConfigError("dedicated_checkpoint needs dedicated_project")
         self.server()

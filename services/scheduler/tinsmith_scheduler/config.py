@@ -18,6 +18,8 @@ _POSITIVE_FIELDS = (
     "worker_heartbeat_interval_s",
     "worker_timeout_s",
     "max_runs_per_project",
+    "max_sessions_per_project",
+    "max_sampling_sessions_per_project",
     "max_metrics_per_run",
     "max_metric_bytes_per_run",
     "max_metric_bytes_per_project",
@@ -53,6 +55,10 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     """Time after which a silent worker counts as gone."""
     max_runs_per_project: int = 256
     """Training runs of a project that are live: held by a trainer, and their session goes on."""
+    max_sessions_per_project: int = 4096
+    """Sessions of a project that go on."""
+    max_sampling_sessions_per_project: int = 32_768
+    """Sampling sessions of a project; they end with their session."""
     max_metrics_per_run: int = 256
     """Names of metrics that a run may have."""
     max_metric_bytes_per_run: int = 64 * 2**20

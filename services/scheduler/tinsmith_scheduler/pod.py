@@ -201,6 +201,7 @@ class SchedulerPod(Pod):
             database,
             timeout_s=config.session_timeout_s,
             silent_s=_MISSED_HEARTBEATS * config.heartbeat_interval_s,
+            max_per_project=config.max_sessions_per_project,
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
@@ -234,7 +235,11 @@ class SchedulerPod(Pod):
             wall_clock=self._wall_clock,
         )
         sampling_sessions = SamplingSessions(
-            database, workers=workers, sources=sources, wall_clock=self._wall_clock
+            database,
+            workers=workers,
+            sources=sources,
+            max_per_project=config.max_sampling_sessions_per_project,
+            wall_clock=self._wall_clock,
         )
         self._reaper = Reaper(
             database,

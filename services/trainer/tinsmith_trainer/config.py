@@ -60,6 +60,12 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     """Deaths of the process after which the operation that was running is failed."""
     max_import_bytes: int = 2**32
     """Weights of one adapter that a client may upload."""
+    max_project_upload_bytes: int = 2**32 + 2**20
+    """What all uploads of a project that are under way may come to."""
+    max_project_checkpoints: int = 65_536
+    """Checkpoints of a project."""
+    max_project_exports: int = 4096
+    """Exports of a project."""
     export_shard_bytes: int = 2**31
     """Size at which another file of an exported model is begun; so much memory an export takes."""
     checkpoint_sweep_interval_s: float = 60.0
@@ -100,6 +106,9 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
             "history_snapshots",
             "rank_timeout_s",
             "max_import_bytes",
+            "max_project_upload_bytes",
+            "max_project_checkpoints",
+            "max_project_exports",
             "export_shard_bytes",
             "checkpoint_sweep_interval_s",
             "audit_retention_s",
@@ -110,6 +119,11 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
                     f"{name} must be at least max_batch_tokens, {self.max_batch_tokens}, or the "
                     "largest batch could never wait"
                 )
+        if self.max_project_upload_bytes < self.max_import_bytes:
+            raise ConfigError(
+                f"max_project_upload_bytes must be at least max_import_bytes, "
+                f"{self.max_import_bytes}, or the largest adapter could never be uploaded"
+            )
         self.server()
 
     def storage(self) -> str:

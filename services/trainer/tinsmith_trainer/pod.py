@@ -172,8 +172,21 @@ def build_checkpoints(
     """Return what the checkpoint calls are mapped onto."""
     config, clock = base.config, base.clock
     files = CheckpointFiles(base.store, config.data_dir / "scratch")
-    checkpoints = CheckpointRegistry(base.host, base.ledger, base.store, files, clock)
-    uploads = Uploads(config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=clock)
+    checkpoints = CheckpointRegistry(
+        base.host,
+        base.ledger,
+        base.store,
+        files,
+        clock,
+        max_checkpoints=config.max_project_checkpoints,
+        max_exports=config.max_project_exports,
+    )
+    uploads = Uploads(
+        config.data_dir / "uploads",
+        max_bytes=config.max_import_bytes,
+        max_project_bytes=config.max_project_upload_bytes,
+        clock=clock,
+    )
     work = CheckpointWork(
         base.host,
         base.ledger,

@@ -21,6 +21,7 @@ from tests.fakes.chart_harness import (
     render,
 )
 
+from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 
 EXTERNAL = load_values("external-values")
@@ -252,3 +253,21 @@ def test_monitors_are_made_where_they_are_wanted() -> None:
     for word, count in (("auto", 0), ("never", 0), ("always", 2)):
         manifests = render(merge(EXTERNAL, {"monitoring": {"monitors": word}}))
         assert len(of_kind(manifests, *kinds)) == count
+
+
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
+def test_the_gateway_sees_the_addresses_of_its_clients(kind: str) -> None:
+    """Strangers are limited by address: behind one address they would share with all others."""
+    values = merge(EXTERNAL, {"gateway": {"service": {"type": kind}}})
+    services = of_kind(render(values), "Service")
+    (service,) = (each for each in services if each["metadata"]["name"] == "tinsmith-gateway")
+    expected = None if kind == "ClusterIP" else "Local"
+    assert service["spec"].get("externalTrafficPolicy") == expected
+
+
+def test_the_key_that_the_chart_draws_has_a_check() -> None:
+    secrets = (each["stringData"] for each in of_kind(render(TRIAL), "Secret"))
+    (secret,) = (each for each in secrets if "bootstrap-key" in each)
+    key = ApiKey.parse(secret["bootstrap-key"])
+    assert key == key.checked(secret["pod-key"])
+    assert key.check

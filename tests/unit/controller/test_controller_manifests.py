@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tinsmith.names import serving_pool
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
@@ -212,7 +213,12 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
     assert len(only) == 1, "nothing trains, so there is no driver"
     assert env["TINSMITH_DEDICATED_PROJECT"] == "project-a"
     assert env["TINSMITH_DEDICATED_CHECKPOINT"] == "projects/p/trainingRuns/r/checkpoints/c"
-    assert env["TINSMITH_POOL"] == ""
+    # Its key is of that pool too: with one of the shared pool it could serve all projects.
+    assert env["TINSMITH_POOL"] == serving_pool("project-a")
+    secret = make_pod_keys_secret(owner_of(spec), DEPLOYMENT)["data"]
+    entry = env["TINSMITH_POD_KEY"]["secretKeyRef"]["key"]
+    key = PodKey.parse(base64.b64decode(secret[entry]).decode())
+    assert (key.identity.role, key.identity.pool) == ("sampler", serving_pool("project-a"))
 
 
 def test_replicas_of_a_pool_are_shared_by_all() -> None:
@@ -334,3 +340,16 @@ def test_pods_that_serve_show_the_certificate_of_their_role() -> None:
             assert volumes["certificates"]["secret"]["secretName"] == f"tinsmith-pods-{kind}"
             assert env["TINSMITH_POD_CERTIFICATE_KEY"] == "/certificates/tls.key"
             assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": 9090}
+
+
+def test_no_pod_fills_the_disk_of_its_node() -> None:
+    """A volume in memory counts as memory of the pod, which has a limit."""
+    hub = {**EVERYTHING, "model": {"name": "m", "source": "hf://org/m"}}
+    sizes = {
+        (volume["name"], volume["emptyDir"].get("sizeLimit"))
+        for spec in (EVERYTHING, hub)
+        for pod in pods_of(spec)
+        for volume in pod["spec"]["volumes"]
+        if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
+    }
+    assert sizes == {("tmp", "64Gi"), ("data", "64Gi"), ("cache", "1Ti")}

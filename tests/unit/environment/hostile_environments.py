@@ -66,6 +66,14 @@ class HostileEnvironment(Environment):
                 time.sleep(600)
             case "signals":
                 info["reached"] = signal_all([int(each) for each in argument.split()])
+            case "reads":
+                info["found"] = [str(each) for each in Path(argument).rglob("*")]
+            case "uncovers":
+                command = f"umount {argument}; ls -A {argument}"
+                shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command]
+                info["output"] = subprocess.run(
+                    shell, capture_output=True, text=True, check=False
+                ).stdout
             case "sandbox":
                 result = sandbox.run(
                     "import os; print([e.name for e in os.scandir('/tmp') if not e.is_dir()])"

@@ -37,7 +37,7 @@ class FakeKeys:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         self.num_questions += 1
         await self.gate.wait()
         if isinstance(self.answer, Exception):
@@ -105,7 +105,7 @@ async def test_a_user_key_is_verified_by_its_hash() -> None:
     asked: list[tuple[str, bytes]] = []
 
     class Verifier:
-        async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
             asked.append((key_id, secret_sha256))
             return USER
 

@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, *roots: str) -> None:
         self.roots = roots
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         return Caller.of_pod(verify_pod_key(self.roots, key_id, secret_sha256))
 
 

@@ -50,7 +50,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Hasty]:
 
 def open_keys(database: Hasty) -> Keys:
     store: Any = database
-    return Keys(store, operator_project="p", wall_clock=lambda: 1.0)
+    return Keys(store, operator_project="p", wall_clock=lambda: 1.0, pod_roots=["root"])
 
 
 async def test_a_key_that_was_committed_for_nobody_is_found_again(database: Hasty) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tinsmith.names import serving_pool
 from tinsmith_scheduler.workers.placement import (
     Chosen,
     SamplerCandidate,
@@ -83,8 +84,8 @@ def test_the_worker_of_a_caller_stays_unless_it_dies() -> None:
 
 
 SHARED, POOLED = SamplerCandidate("shared"), SamplerCandidate("pooled", pool="pool")
-ON_C = SamplerCandidate("on-c", project="p", checkpoint="c")
-ON_BASE = SamplerCandidate("on-base", project="p")
+ON_C = SamplerCandidate("on-c", pool=serving_pool("p"), project="p", checkpoint="c")
+ON_BASE = SamplerCandidate("on-base", pool=serving_pool("p"), project="p")
 
 
 @pytest.mark.parametrize(

@@ -1591,6 +1591,7 @@ class VerifyKeyResponse(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     IS_POD_FIELD_NUMBER: _builtins.int
+    CHECK_SECRETS_FIELD_NUMBER: _builtins.int
     project: _builtins.str
     """Names the project."""
     role: _builtins.str
@@ -1599,6 +1600,12 @@ class VerifyKeyResponse(_message.Message):
     """Names the pool that the key is bound to; empty if it is not."""
     is_pod: _builtins.bool
     """Says whether it is the key of a pod."""
+    @_builtins.property
+    def check_secrets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lists what the checks at the end of keys of users are made with, newest first, where it is the
+        key of a pod. With them a pod tells a key that was made here from a random one.
+        """
+
     def __init__(
         self,
         *,
@@ -1606,10 +1613,11 @@ class VerifyKeyResponse(_message.Message):
         role: _builtins.str = ...,
         pool: _builtins.str = ...,
         is_pod: _builtins.bool = ...,
+        check_secrets: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pod", b"is_pod", "pool", b"pool", "project", b"project", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_secrets", b"check_secrets", "is_pod", b"is_pod", "pool", b"pool", "project", b"project", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1682,8 +1690,8 @@ class Worker(_message.Message):
     these reach no trainer or sampler elsewhere. Empty for a worker that all others share.
     """
     project: _builtins.str
-    """Names the one project that a sampler serves, by its id; empty for one that serves all. Not
-    together with `pool`.
+    """Names the one project that a sampler serves, by its id; empty for one that serves all. The
+    sampler is of the pool that serves this project, and so is its key.
     """
     checkpoint: _builtins.str
     """Names the one checkpoint that such a sampler serves, `projects/.../checkpoints/...`: sampling

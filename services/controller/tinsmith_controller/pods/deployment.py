@@ -49,6 +49,8 @@ class Deployment:
         protected_secrets: Names of other Secrets that no job may ask for.
         author_policy: What jobs may ask of Kubernetes.
         service_account: Of job pods; its token is not mounted.
+        volume_size: Limits each volume of a pod that is a part of its node's disk.
+        cache_size: Limits the one with what was fetched from a hub.
         device: Where models compute in pods that have a GPU; `cpu` elsewhere.
         has_grpc_probes: Whether the cluster can probe gRPC health (1.24 and later).
         requests: Requests by kind of role, for what a job leaves out.
@@ -68,6 +70,8 @@ class Deployment:
     author_policy: AuthorPolicy = field(default_factory=AuthorPolicy)
     service_account: str = ""
     certificate_secrets: str = ""
+    volume_size: str = "64Gi"
+    cache_size: str = "1Ti"
     device: str = "cuda"
     has_grpc_probes: bool = True
     requests: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: DEFAULT_REQUESTS)

@@ -57,12 +57,14 @@ def data_path(data: Data) -> str:
 
 def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> list[dict[str, Any]]:
     """Return the volumes of a pod."""
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    # A pod beyond the size of a volume is ended by its kubelet; without one it fills the node, and
+    # pods of others are.
+    volumes = [_scratch("tmp", deployment.volume_size)]
     if deployment.certificate_secrets and role.kind in PORTS:
         name = f"{deployment.certificate_secrets}-{role.kind}"
         volumes.append({"name": "certificates", "secret": {"secretName": name}})
     if role.kind in (TRAINER, COORDINATOR):
-        volumes.append({"name": "data", "emptyDir": {}})
+        volumes.append(_scratch("data", deployment.volume_size))
     model = owner.spec.model_of(role)
     if role.kind in (TRAINER, SAMPLER) and model is not None:
         if model.source.startswith("pvc://"):
@@ -73,11 +75,11 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
             volumes.append(
                 _claim("cache", cache, is_read_only=False)
                 if cache
-                else {"name": "cache", "emptyDir": {}}
+                else _scratch("cache", deployment.cache_size)
             )
         if role.gpus > 1 or role.engine == VLLM:
             # torch's data exchange between the ranks of a pod, and versions of weights that vLLM
-            # reads; the default is 64 MiB.
+            # reads; the default is 64 MiB. It counts as memory of the pod, whose limit bounds it.
             volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     if role.kind == DRIVER and isinstance(owner.spec, JobSpec):
         data = owner.spec.data
@@ -95,6 +97,10 @@ def mounts_of(volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         | ({"readOnly": True} if volume["name"] in _READ_ONLY else {})
         for volume in volumes
     ]
+
+
+def _scratch(name: str, size: str) -> dict[str, Any]:
+    return {"name": name, "emptyDir": {"sizeLimit": size}}
 
 
 def _claim(name: str, claim: str, *, is_read_only: bool) -> dict[str, Any]:

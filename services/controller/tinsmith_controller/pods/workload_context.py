@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinsmith.names import serving_pool
 from tinsmith_jobs.naming import NamespacedName, pool_id
 from tinsmith_jobs.spec import JobSpec, PoolSpec, Role
 from tinsmith_jobs.status import Assignment
@@ -32,12 +33,14 @@ class WorkloadContext:
     def pool_of(self, agent: str = "") -> str:
         """Return the pool of the pods of an agent, or of those of the whole workload.
 
-        Empty for pods that others use too. An agent without trainers and samplers of its own is in
-        the pool of its job.
+        Empty for pods that others use too. Samplers that serve a project are in its own. An agent
+        without trainers and samplers of its own is in the pool of its job.
         """
         spec = self.spec
-        if not isinstance(spec, JobSpec) or spec.is_serving:
+        if not isinstance(spec, JobSpec):
             return ""
+        if spec.is_serving:
+            return serving_pool(self.project)
         found = spec.agent(agent)
         has_own_pods = found is not None and found.has_own_pods
         return pool_id(self.key.name, self.uid, agent if has_own_pods else "")

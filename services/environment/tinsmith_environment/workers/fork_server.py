@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tinsmith_environment.workers import process
+from tinsmith_environment.workers.closed_folders import close_folders
 from tinsmith_environment.workers.confinement import (
     ProcessLimits,
     be_first_out_of_memory,
@@ -44,6 +45,12 @@ def main() -> None:
     """Fork workers until the pod closes its end of the socket."""
     told: dict[str, Any] = json.loads(sys.argv[1])
     own_users: bool = told["has_own_user"]
+    problem = ""
+    if _WITHOUT_PRELOAD not in sys.argv and not own_users:
+        try:
+            close_folders(told["closed_folders"])
+        except OSError as error:
+            problem = str(error)
     if own_users:
         end_with_parent()
         be_first_out_of_memory()
@@ -67,7 +74,7 @@ def main() -> None:
     # What is shared with workers stays shared: their collections do not touch it.
     gc.collect()
     gc.freeze()
-    pod.send(json.dumps({"ready": True, "preloaded": modules}).encode())
+    pod.send(json.dumps({"ready": True, "preloaded": modules, "not_closed": problem}).encode())
     _serve(pod, told)
 
 

@@ -65,6 +65,7 @@ class WorkerPool:
         max_reply_bytes: Of one answer.
         limits: Hard limits of each worker.
         variables: Names of further variables of the pod that workers get.
+        closed_folders: What workers find empty, where they have the pod's user.
         uid_base: First of the users that workers get, one each; 0 leaves them the pod's.
     """
 
@@ -84,6 +85,7 @@ class WorkerPool:
         max_reply_bytes: int = 64 * 2**20,
         limits: ProcessLimits | None = None,
         variables: frozenset[str] = frozenset(),
+        closed_folders: Sequence[str] = (),
         uid_base: int = 0,
     ) -> None:
         self._num_workers = num_workers
@@ -106,6 +108,7 @@ class WorkerPool:
                 variables={**_FEW_THREADS, **own, "PYTHONPATH": os.pathsep.join(paths)},
                 max_reply_bytes=max_reply_bytes,
                 has_own_user=bool(uid_base),
+                closed_folders=closed_folders,
                 modules=modules,
                 shows_output=show_output,
                 start_timeout_s=start_timeout_s,

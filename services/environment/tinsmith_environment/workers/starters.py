@@ -36,6 +36,7 @@ class ProcessSettings:
         variables: Environment variables.
         max_reply_bytes: Of one answer.
         has_own_user: Whether each worker has a user of its own.
+        closed_folders: What workers find empty, where they have the pod's user.
         modules: What a fork server imports for its workers.
         shows_output: Whether what workers print goes to the pod's standard error.
         start_timeout_s: Longest time that a process takes to start.
@@ -45,6 +46,7 @@ class ProcessSettings:
     variables: Mapping[str, str]
     max_reply_bytes: int
     has_own_user: bool
+    closed_folders: Sequence[str] = ()
     modules: Sequence[str] = ()
     shows_output: bool = False
     start_timeout_s: float = 60.0
@@ -55,6 +57,7 @@ class ProcessSettings:
             "limits": self.limits.to_json(),
             "has_own_user": self.has_own_user,
             "max_reply_bytes": self.max_reply_bytes,
+            "closed_folders": list(self.closed_folders),
             "modules": list(self.modules),
         }
         return json.dumps(told)
@@ -227,6 +230,14 @@ class ForkServer:
             other.close()
             ready = await self._receive()
             logger.info("fork server started", extra={"modules": ready["preloaded"]})
+            if ready["not_closed"]:
+                logger.warning(
+                    "workers may read the pod's files: set worker_uid_base",
+                    extra={
+                        "folders": list(self._settings.closed_folders),
+                        "problem": ready["not_closed"],
+                    },
+                )
         except (OSError, KeyError, TypeError) as error:
             await self._drop()
             raise _did_not_start() from error

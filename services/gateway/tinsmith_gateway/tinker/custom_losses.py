@@ -19,6 +19,7 @@ from tinsmith_runtime.errors import InvalidFieldError
 Prepare = Callable[[str, int], Awaitable[Prepared]]
 
 _MAX_LOSSES_PER_SESSION = 64
+_MAX_LOSSES_PER_PROJECT = 4096
 _MAX_GRAPH_BYTES = 256 * 1024
 
 
@@ -57,6 +58,7 @@ class CustomLosses:
             CUSTOM_LOSS,
             owner=session,
             limit=_MAX_LOSSES_PER_SESSION,
+            limit_of_project=_MAX_LOSSES_PER_PROJECT,
             request=loss.SerializeToString(),
             result=json.dumps({"loss_id": loss_id, "type": "create_custom_loss"}).encode(),
         )

@@ -134,6 +134,7 @@ class FutureStore:
         result: bytes | None = None,
         error: TinsmithError | None = None,
         limit: int | None = None,
+        limit_of_project: int | None = None,
     ) -> None:
         """Keep a future that ended as it was made; a repeat changes nothing.
 
@@ -146,9 +147,10 @@ class FutureStore:
             result: How it ended.
             error: Why it failed.
             limit: How many futures of the kind its owner may have.
+            limit_of_project: How many the project may have.
 
         Raises:
-            ResourceExhaustedError: If the owner has as many.
+            ResourceExhaustedError: If the owner or the project has as many.
         """
         now_s = self._wall_clock()
         self._revision += 1
@@ -160,18 +162,21 @@ class FutureStore:
             "finish_time_s": now_s,
         }
         others = sa.select(sa.func.count()).where(
-            futures.c.project == project,
-            futures.c.owner == owner,
-            futures.c.kind == kind,
-            futures.c.future != future,
+            futures.c.project == project, futures.c.kind == kind, futures.c.future != future
+        )
+        bounds = (
+            (f"project {project}", others, limit_of_project),
+            (owner, others.where(futures.c.owner == owner), limit),
         )
 
         def write(connection: sa.Connection) -> None:
-            if limit is not None and connection.execute(others).scalar_one() >= limit:
-                raise ResourceExhaustedError(
-                    f"{owner} has {limit} futures of the kind {kind}, and may have no more",
-                    limit=limit,
-                )
+            for whose, query, most in bounds:
+                if most is not None and connection.execute(query).scalar_one() >= most:
+                    raise ResourceExhaustedError(
+                        f"{whose} has {most} futures of the kind {kind}, and may have no more; "
+                        "they go some time after they were last used",
+                        limit=most,
+                    )
             connection.execute(insert(connection, futures).values(**row).on_conflict_do_nothing())
 
         await self._database.write(write)

@@ -33,6 +33,7 @@ from tinsmith_runtime.ledger.records import (
     RunRecord,
     SnapshotRecord,
     StoredFile,
+    StoredKind,
     TaskRecord,
 )
 from tinsmith_runtime.ledger.sqlite import SqliteLedger
@@ -62,6 +63,7 @@ __all__ = [
     "SnapshotRecord",
     "SqliteLedger",
     "StoredFile",
+    "StoredKind",
     "TaskRecord",
     "store_id",
 ]
@@ -373,6 +375,10 @@ class Ledger(HistoryLedger, Protocol):
         now_s: float = 0.0,
     ) -> list[CheckpointRecord]:
         """Return checkpoints, newest first, after a position; those expired at `now_s` are not."""
+        ...
+
+    async def count_stored(self, project: str, what: StoredKind, *, now_s: float) -> int:
+        """Return how many checkpoints or exports a project has that have not expired."""
         ...
 
     async def update_checkpoint(

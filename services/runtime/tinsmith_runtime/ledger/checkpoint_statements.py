@@ -6,7 +6,7 @@ or expired is noted in `folder_deletions` by the same transaction, until it was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tinsmith_runtime.ledger.records import (
     ExportRecord,
     OperationState,
     StoredFile,
+    StoredKind,
     TaskRecord,
 )
 from tinsmith_runtime.ledger.tables import (
@@ -86,6 +87,35 @@ def list_checkpoints(
         query = query.where(position < sa.tuple_(*after))
     query = query.order_by(checkpoints.c.create_time_s.desc(), checkpoints.c.name.desc())
     return [_checkpoint_of(row) for row in connection.execute(query.limit(limit)).mappings()]
+
+
+def _count_checkpoints(connection: sa.Connection, project: str, now_s: float) -> int:
+    query = (
+        sa.select(sa.func.count())
+        .select_from(checkpoints)
+        .where(checkpoints.c.project == project, _lives(now_s))
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def _count_exports(connection: sa.Connection, project: str, now_s: float) -> int:
+    of_project = sa.select(checkpoints.c.name).where(checkpoints.c.project == project)
+    query = (
+        sa.select(sa.func.count())
+        .select_from(checkpoint_exports)
+        .where(
+            checkpoint_exports.c.checkpoint.in_(of_project),
+            checkpoint_exports.c.expire_time_s > now_s,
+        )
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+COUNTS: Mapping[StoredKind, Callable[[sa.Connection, str, float], int]] = {
+    "checkpoints": _count_checkpoints,
+    "exports": _count_exports,
+}
+"""Count what a project has that has not expired."""
 
 
 def update_checkpoint(

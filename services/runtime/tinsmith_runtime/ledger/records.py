@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tinsmith_runtime.errors import AbortedError
 from tinsmith_runtime.usage import NOTHING, UsageAmounts
+
+StoredKind = Literal["checkpoints", "exports"]
+"""What a project keeps until it is deleted or expires."""
 
 
 class FencedError(AbortedError):

@@ -11,6 +11,7 @@ from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
     ExportRecord,
     FencedError,
+    StoredKind,
     TaskRecord,
 )
 from tinsmith_runtime.ledger.sql_usage import SqlUsage
@@ -41,6 +42,11 @@ class SqlCheckpoints(SqlUsage):
                 connection, project, run, limit=limit, after=after, now_s=now_s
             )
         )
+
+    async def count_stored(self, project: str, what: StoredKind, *, now_s: float) -> int:
+        """Return how many checkpoints or exports a project has; see `Ledger`."""
+        count = checkpoint_statements.COUNTS[what]
+        return await self._database.read(lambda connection: count(connection, project, now_s))
 
     async def update_checkpoint(
         self, name: str, changes: CheckpointChanges, *, key_id: str, now_s: float

@@ -1,9 +1,10 @@
 """The caller of a call: its key, its project, and how a pod finds them out.
 
 A key is `tsk_<id>_<secret>`, or the same spelled `tml-<id>_<secret>` for clients that insist on
-that beginning; only the SHA-256 of the secret is stored. The tenant of a call comes from its key
-alone. The scheduler owns the keys; other pods ask it (`RemoteKeyVerifier`) and keep the answer for
-a few seconds, which bounds how long a revoked key still works.
+that beginning; only the SHA-256 of the secret is stored. Keys that are made here end with a check
+(`key_checks`). The tenant of a call comes from its key alone. The scheduler owns the keys; other
+pods ask it (`RemoteKeyVerifier`) and keep the answer for a few seconds, which bounds how long a
+revoked key still works.
 
 The caller of the current call is a context variable, set by the interceptor. So domain code needs
 no transport type to learn the tenant.
@@ -30,6 +31,7 @@ from tinsmith_runtime.errors import (
     RoleMissingError,
     UnauthenticatedError,
 )
+from tinsmith_runtime.rpc.key_checks import KeyChecks, check_of, check_secret
 from tinsmith_runtime.rpc.key_lookups import Answers, FailureLimit
 from tinsmith_runtime.rpc.peers import current_peer
 from tinsmith_runtime.rpc.permissions import KeyRole, may_call
@@ -47,7 +49,7 @@ CHARGED_KEY_HEADER = "x-tinsmith-charged-key"
 """Says for which key of users a pod calls; of other callers it is not looked at."""
 
 _KEY_ID = re.compile(r"[a-z0-9]{12}")
-_KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+_KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})([0-9a-f]{12})?")
 _SECRET_BYTES = 32
 _KEY_ID_LENGTH = 12
 
@@ -149,6 +151,8 @@ class ApiKey:
 
     key_id: str
     secret: str
+    check: str = ""
+    """What `checked` gave it; empty in keys that were made elsewhere or by older releases."""
 
     @classmethod
     def generate(cls) -> ApiKey:
@@ -165,12 +169,17 @@ class ApiKey:
         match = _KEY_PATTERN.fullmatch(text)
         if match is None:
             raise KeyInvalidError("the API key is malformed, it has not the form tsk_<id>_<secret>")
-        return cls(match[1], match[2])
+        return cls(match[1], match[2], match[3] or "")
+
+    def checked(self, root: str) -> ApiKey:
+        """Return the key with the check of a root secret."""
+        check = check_of(check_secret(root), self.key_id, self.secret_sha256)
+        return replace(self, check=check)
 
     @property
     def tinker_spelling(self) -> str:
         """The key as the public `tinker` client wants it to begin."""
-        return f"tml-{self.key_id}_{self.secret}"
+        return f"tml-{self.key_id}_{self.secret}{self.check}"
 
     @property
     def secret_sha256(self) -> bytes:
@@ -178,7 +187,7 @@ class ApiKey:
         return hashlib.sha256(self.secret.encode()).digest()
 
     def __str__(self) -> str:
-        return f"tsk_{self.key_id}_{self.secret}"
+        return f"tsk_{self.key_id}_{self.secret}{self.check}"
 
     def __repr__(self) -> str:
         return f"ApiKey({self.key_id!r}, <secret>)"
@@ -200,14 +209,20 @@ def derive_job_key(root: str, uid: str) -> ApiKey:
         return hmac.new(root.encode(), text.encode(), hashlib.sha256).digest()
 
     secret = base64.urlsafe_b64encode(derived("secret")).decode().rstrip("=")
-    return ApiKey(derived("id").hex()[:_KEY_ID_LENGTH], secret)
+    return ApiKey(derived("id").hex()[:_KEY_ID_LENGTH], secret).checked(root)
 
 
 class KeyVerifier(Protocol):
     """Finds the caller behind a key."""
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
-        """Return the caller, or raise `KeyInvalidError` or `KeyRevokedError`."""
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
+        """Return the caller, or raise `KeyInvalidError` or `KeyRevokedError`.
+
+        Args:
+            key_id: Id of the key.
+            secret_sha256: The SHA-256 of its secret.
+            check: The check that the key ends with; no part of whether it is good.
+        """
         ...
 
 
@@ -255,7 +270,7 @@ class Authenticator:
                 return Caller.of_pod(identity)
             return await self._verifier.verify(pod.identity.key_id, pod.secret_sha256)
         key = ApiKey.parse(credential)
-        return await self._verifier.verify(key.key_id, key.secret_sha256)
+        return await self._verifier.verify(key.key_id, key.secret_sha256, key.check)
 
 
 _Entry = tuple[str, bytes]
@@ -271,13 +286,15 @@ class CachingKeyVerifier:
         ttl_s: Lifetime of an answer, and so the longest time that a revoked key still works.
         clock: Monotonic seconds.
         max_entries: How many good answers are kept, and how many bad ones.
-        failures: How many unknown keys an address may try.
+        failures: How many unknown keys without a right check an address may try.
+        checks: Tells the checks that are right; without it none is.
     """
 
     def __init__(
         self,
         ask: Callable[[str, bytes], Awaitable[Caller]],
         *,
+        checks: KeyChecks | None = None,
         ttl_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         max_entries: int = 10_000,
@@ -286,6 +303,7 @@ class CachingKeyVerifier:
         self._ask = ask
         self._clock = clock
         self._failures = failures or FailureLimit(clock=clock)
+        self._checks = checks
         self._good = Answers[_Entry, Caller](ttl_s=ttl_s, max_entries=max_entries, clock=clock)
         self._bad = Answers[_Entry, UnauthenticatedError](
             ttl_s=ttl_s, max_entries=max_entries, clock=clock
@@ -293,7 +311,7 @@ class CachingKeyVerifier:
         self._asking: dict[_Entry, asyncio.Task[Caller]] = {}
         self._running: set[asyncio.Task[Caller]] = set()
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(self, key_id: str, secret_sha256: bytes, check: str = "") -> Caller:
         """Return the caller behind a key; see `KeyVerifier`.
 
         Raises:
@@ -306,11 +324,14 @@ class CachingKeyVerifier:
         refusal = self._bad.get(entry)
         if refusal is not None:
             raise refusal
+        # A key that was good before is no guess, and neither is one that was made here.
+        is_guess = self._good.latest(entry) is None and not (
+            self._checks is not None and await self._checks.is_right(check, *entry)
+        )
         # One question for many calls that arrive together.
         task = self._asking.get(entry)
         if task is None:
-            # A key that was good before is no guess.
-            address = current_peer() if self._good.latest(entry) is None else None
+            address = current_peer() if is_guess else None
             if address is not None:
                 self._failures.take(address)
             task = start(self._ask_and_keep(entry, address), self._running)

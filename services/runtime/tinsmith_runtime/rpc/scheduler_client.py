@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +35,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.rpc.auth import Authenticator, CachingKeyVerifier, Caller
+from tinsmith_runtime.rpc.key_checks import KeyChecks, check_secret
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
@@ -102,7 +103,8 @@ class SchedulerClient:
 
     def authenticator(self) -> Authenticator:
         """Return what finds the callers of a pod whose user keys the scheduler knows."""
-        return Authenticator(CachingKeyVerifier(self.verify_key), roots=self._credentials.roots)
+        verifier = CachingKeyVerifier(self.verify_key, checks=KeyChecks(self._check_secrets))
+        return Authenticator(verifier, roots=self._credentials.roots)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -117,17 +119,27 @@ class SchedulerClient:
             KeyExpiredError: If it has expired.
             WorkerUnavailableError: If the scheduler cannot be reached.
         """
+        response = await self._verify(key_id, secret_sha256)
+        role = PodRole(response.role) if response.is_pod else KeyRole(response.role)
+        return Caller(response.project, role, key_id, response.pool)
+
+    async def _check_secrets(self) -> Sequence[str]:
+        """Return what the checks of keys are made with; see `KeyChecks`."""
+        if self._credentials.roots:
+            return [check_secret(root) for root in self._credentials.roots]
+        own = self._credentials.key
+        return (await self._verify(own.identity.key_id, own.secret_sha256)).check_secrets
+
+    async def _verify(self, key_id: str, secret_sha256: bytes) -> scheduler_pb2.VerifyKeyResponse:
         request = scheduler_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
         try:
-            response = await self._call(self._stub.VerifyKey, request)
+            return await self._call(self._stub.VerifyKey, request)
         except TinsmithError as error:
             for known in (KeyInvalidError, KeyRevokedError, KeyExpiredError):
                 if error.reason == known.reason:
                     metadata: dict[str, Any] = dict(error.metadata)
                     raise known(error.message, **metadata) from error
             raise
-        role = PodRole(response.role) if response.is_pod else KeyRole(response.role)
-        return Caller(response.project, role, key_id, response.pool)
 
     async def get_sampling_session(self, name: str) -> scheduler_pb2.SamplingSession:
         """Return a sampling session."""

@@ -29,6 +29,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import ApiKey, Caller
+from tinsmith_runtime.rpc.key_checks import check_secret
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX, verify_pod_key
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
@@ -48,7 +49,8 @@ class Keys:
         database: Where they are kept.
         operator_project: The project whose admins manage the keys of every project.
         wall_clock: Seconds since the epoch.
-        pod_roots: The root secrets that the keys of pods are derived from.
+        pod_roots: The root secrets, the one in use first, that the keys of pods and the checks of
+            keys of users are derived from.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Keys:
         *,
         operator_project: str,
         wall_clock: Callable[[], float],
-        pod_roots: Sequence[str] = (),
+        pod_roots: Sequence[str],
     ) -> None:
         self._database = database
         self._operator_project = operator_project
@@ -149,7 +151,12 @@ class Keys:
         more = len(found) > len(shown)
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
 
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+    async def verify(
+        self,
+        key_id: str,
+        secret_sha256: bytes,
+        check: str = "",  # noqa: ARG002 - of the protocol; a look-up is no call here
+    ) -> Caller:
         """Return the caller behind a key; see `KeyVerifier`."""
         if key_id.startswith(POD_KEY_PREFIX):
             return Caller.of_pod(verify_pod_key(self._pod_roots, key_id, secret_sha256))
@@ -163,6 +170,10 @@ class Keys:
         if key.expire_time_s is not None and key.expire_time_s <= self._wall_clock():
             raise KeyExpiredError(f"the API key {key_id} has expired", key_id=key_id)
         return Caller(key.project, key.role, key_id, key.pool)
+
+    def check_secrets(self) -> Sequence[str]:
+        """Return what the checks of keys are made with, newest first."""
+        return [check_secret(root) for root in self._pod_roots]
 
     async def create(
         self,
@@ -181,7 +192,7 @@ class Keys:
             RequestIdReusedError: If the request was answered before: the secret is not kept.
         """
         self.require_manager(caller, project)
-        api_key = ApiKey.generate()
+        api_key = ApiKey.generate().checked(self._pod_roots[0])
         key = await self._add(
             api_key, project, role, display_name, caller=caller, request=request, ttl_s=ttl_s
         )

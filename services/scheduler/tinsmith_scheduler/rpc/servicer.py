@@ -324,6 +324,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             role=owner.role or "",
             pool=owner.pool,
             is_pod=owner.is_pod,
+            check_secrets=self._domain.keys.check_secrets() if owner.is_pod else (),
         )
 
     async def RegisterWorker(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tinsmith.names import CheckpointName, ProjectName, RunName, SessionName, WorkerName
+from tinsmith.names import (
+    CheckpointName,
+    ProjectName,
+    RunName,
+    SessionName,
+    WorkerName,
+    serving_pool,
+)
 from tinsmith.rpc.durations import encode_duration
 from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import InvalidFieldError
@@ -38,8 +45,11 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
         raise InvalidFieldError("worker.address", "must be host:port")
     if role is WorkerRole.TRAINER and message.max_runs <= 0:
         raise InvalidFieldError("worker.max_runs", "must be positive for a trainer")
-    if message.project and (message.pool or role is not WorkerRole.SAMPLER):
-        raise InvalidFieldError("worker.project", "is for samplers without a pool")
+    is_serving = role is WorkerRole.SAMPLER and message.pool == serving_pool(message.project)
+    if message.project and not is_serving:
+        raise InvalidFieldError(
+            "worker.project", f"is for samplers of the pool {serving_pool(message.project)}"
+        )
     if message.checkpoint and not message.project:
         raise InvalidFieldError("worker.checkpoint", "needs worker.project")
     return Worker(

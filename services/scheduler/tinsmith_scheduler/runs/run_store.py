@@ -18,7 +18,13 @@ from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.sql import insert
 from tinsmith_scheduler.store.records import Release, Run, RunState, SessionState
-from tinsmith_scheduler.store.tables import projects, releases, runs, sessions
+from tinsmith_scheduler.store.tables import (
+    projects,
+    releases,
+    runs,
+    sampling_sessions,
+    sessions,
+)
 from tinsmith_scheduler.workers.placement import TrainerCandidate, Wait, choose_trainer
 
 _PLACED_STATES = (RunState.CREATING.value, RunState.MOVING.value)
@@ -142,6 +148,30 @@ def count_project_runs(connection: sa.Connection, project: str) -> int:
     query = _select_live(sa.func.count()).where(sessions.c.project == project)
     num_runs: int = connection.execute(query).scalar_one()
     return num_runs
+
+
+def count_active_sessions(connection: sa.Connection, project: str) -> int:
+    """Return how many sessions of a project go on."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(sessions)
+        .where(sessions.c.project == project, sessions.c.state == SessionState.ACTIVE.value)
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def count_sampling_sessions(connection: sa.Connection, project: str) -> int:
+    """Return how many sampling sessions a project has."""
+    # By the index on their sessions: there is none on their project.
+    active = sa.select(sessions.c.name).where(
+        sessions.c.project == project, sessions.c.state == SessionState.ACTIVE.value
+    )
+    query = (
+        sa.select(sa.func.count())
+        .select_from(sampling_sessions)
+        .where(sampling_sessions.c.session.in_(active))
+    )
+    return int(connection.execute(query).scalar_one())
 
 
 def sessions_with_live_runs(connection: sa.Connection, project: str) -> set[str]:

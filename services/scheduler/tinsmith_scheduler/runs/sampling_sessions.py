@@ -19,13 +19,14 @@ from tinsmith_runtime.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     NotFoundError,
+    ResourceExhaustedError,
     SamplingSessionNotFoundError,
     WorkerUnavailableError,
 )
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
-from tinsmith_scheduler.runs.run_store import get_run
+from tinsmith_scheduler.runs.run_store import count_sampling_sessions, get_run
 from tinsmith_scheduler.runs.runs import run_not_found
 from tinsmith_scheduler.runs.sessions import require_active
 from tinsmith_scheduler.store.database import answer_once, next_serial, recall
@@ -69,6 +70,7 @@ class SamplingSessions:
         database: Where they are kept.
         workers: The workers that are registered.
         sources: Finds checkpoints.
+        max_per_project: Limits the sampling sessions of a project.
         wall_clock: Seconds since the epoch.
     """
 
@@ -78,11 +80,13 @@ class SamplingSessions:
         *,
         workers: Workers,
         sources: CheckpointSources,
+        max_per_project: int,
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
         self._workers = workers
         self._sources = sources
+        self._max_per_project = max_per_project
         self._wall_clock = wall_clock
 
     async def create(
@@ -100,6 +104,7 @@ class SamplingSessions:
             WorkerUnavailableError: If no sampler of the base model is alive, or the trainer of the
                 checkpoint cannot be asked.
             AlreadyExistsError: If the project has a handle of the chosen id.
+            ResourceExhaustedError: If the project has as many handles as it may have.
         """
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
@@ -129,6 +134,13 @@ class SamplingSessions:
 
         def insert(connection: sa.Connection) -> bytes:
             require_active(connection, new.session)
+            if count_sampling_sessions(connection, project) >= self._max_per_project:
+                raise ResourceExhaustedError(
+                    f"project {project} has {self._max_per_project} sampling sessions, which is "
+                    "its limit; finish a session, with which its sampling sessions end",
+                    project=project,
+                    limit=self._max_per_project,
+                )
             taken = sa.select(sampling_sessions.c.name).where(
                 sampling_sessions.c.name == handle.name
             )

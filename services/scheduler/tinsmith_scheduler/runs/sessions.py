@@ -15,13 +15,18 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from tinsmith.names import SessionName
-from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
+from tinsmith_runtime.errors import (
+    ResourceExhaustedError,
+    SessionFinishedError,
+    SessionNotFoundError,
+)
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
 from tinsmith_scheduler.runs.run_store import (
+    count_active_sessions,
     forget_parking,
     list_run_names,
     owe_parking,
@@ -51,6 +56,7 @@ class Sessions:
         database: Where they are kept.
         timeout_s: Life of a session without a heartbeat.
         silent_s: Time without a heartbeat after which a session gives way to others.
+        max_per_project: Limits the active sessions of a project.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
     """
@@ -61,11 +67,13 @@ class Sessions:
         *,
         timeout_s: float,
         silent_s: float,
+        max_per_project: int,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
         self._silent_s = silent_s
+        self._max_per_project = max_per_project
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
@@ -91,6 +99,7 @@ class Sessions:
 
         Raises:
             RequestIdReusedError: If the request id was used with another body.
+            ResourceExhaustedError: If the project has as many sessions as it may have.
         """
         session = Session(
             name=str(SessionName(new.project, f"ses-{secrets.token_hex(6)}")),
@@ -105,6 +114,14 @@ class Sessions:
         response = encode(session)
 
         def insert(connection: sa.Connection) -> bytes:
+            if count_active_sessions(connection, new.project) >= self._max_per_project:
+                raise ResourceExhaustedError(
+                    f"project {new.project} has {self._max_per_project} sessions that go on, which "
+                    f"is its limit; finish one, or wait {self._timeout_s:g} s after its last "
+                    "heartbeat",
+                    project=new.project,
+                    limit=self._max_per_project,
+                )
             connection.execute(
                 sa.insert(sessions).values(
                     name=session.name,

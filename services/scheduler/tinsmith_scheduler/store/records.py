@@ -346,7 +346,9 @@ class Reach:
 
     def includes(self, worker: Worker) -> bool:
         """Whether a worker serves such a caller at all."""
-        return worker.pool == self.pool and worker.project in ("", self.project)
+        if worker.project:
+            return not self.pool and worker.project == self.project
+        return worker.pool == self.pool
 
 
 @dataclass(frozen=True, slots=True)

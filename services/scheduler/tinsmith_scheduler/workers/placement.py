@@ -139,7 +139,7 @@ def eligible_samplers(
         entry.name
         for entry in candidates
         if entry.is_dedicated
-        and entry.pool == pool
+        and not pool
         and not run
         and (entry.project, entry.checkpoint) == (project, checkpoint)
     ]

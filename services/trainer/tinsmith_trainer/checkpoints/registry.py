@@ -25,6 +25,7 @@ from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     NotFoundError,
+    ResourceExhaustedError,
 )
 from tinsmith_runtime.ledger import (
     CheckpointChanges,
@@ -32,6 +33,7 @@ from tinsmith_runtime.ledger import (
     ExportRecord,
     Ledger,
     StoredFile,
+    StoredKind,
 )
 from tinsmith_runtime.rpc.requests import decode_position_token, encode_position_token
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
@@ -65,6 +67,8 @@ class CheckpointRegistry:
         store: Where its files are.
         files: The same store, for what is too large for memory.
         clock: Seconds since the epoch.
+        max_checkpoints: Limits the checkpoints of a project.
+        max_exports: Limits its exports.
     """
 
     def __init__(
@@ -74,12 +78,16 @@ class CheckpointRegistry:
         store: ObjectStore,
         files: CheckpointFiles,
         clock: Callable[[], float],
+        *,
+        max_checkpoints: int,
+        max_exports: int,
     ) -> None:
         self._host = host
         self._ledger = ledger
         self._store = store
         self._files = files
         self._clock = clock
+        self._limits = {"checkpoints": max_checkpoints, "exports": max_exports}
 
     async def readable(self, name: str, project: str | None) -> CheckpointRecord:
         """Return a checkpoint that a project may read: its own, or a published one.
@@ -228,10 +236,12 @@ class CheckpointRegistry:
 
         Raises:
             CheckpointAlreadyExistsError: If the run has one of this name.
+            ResourceExhaustedError: If the project has as many as it may have.
             StorageFullError: If there is no room.
             StorageUnavailableError: If the store does not answer; the same call goes on later.
         """
         await self.make_way(work.checkpoint)
+        await self.require_room(run.project, "checkpoints")
         if await self._ledger.get_checkpoint(work.checkpoint) is not None:
             raise CheckpointAlreadyExistsError(
                 f"checkpoint {work.checkpoint} exists; choose another name or delete it first",
@@ -275,6 +285,26 @@ class CheckpointRegistry:
             expire_time_s=None if work.ttl_s is None else now_s + work.ttl_s,
             files=stored_files(written.manifest),
         )
+
+    async def require_room(self, project: str, what: StoredKind) -> None:
+        """Raise unless a project may have one more checkpoint or export.
+
+        Those that are being made are not counted, which are few.
+
+        Raises:
+            ResourceExhaustedError: If it has as many as it may have.
+        """
+        limit = self._limits[what]
+        if await self._ledger.count_stored(project, what, now_s=self._clock()) >= limit:
+            cure = {
+                "checkpoints": "delete some, or save with a ttl (`tinsmith checkpoints delete`)",
+                "exports": "delete their checkpoints, or wait until they expire",
+            }
+            raise ResourceExhaustedError(
+                f"project {project} has {limit} {what}, which is its limit; {cure[what]}",
+                project=project,
+                limit=limit,
+            )
 
     async def make_way(self, name: str) -> None:
         """Let go of a checkpoint that expired and was not swept yet, so that its name is free."""

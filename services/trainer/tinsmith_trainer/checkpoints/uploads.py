@@ -62,12 +62,16 @@ class Uploads:
     Args:
         root: Folder of this machine.
         max_bytes: Limits the weights of one upload.
+        max_project_bytes: Limits what the uploads of a project come to once all of them is there.
         clock: Seconds since the epoch.
     """
 
-    def __init__(self, root: Path, *, max_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, root: Path, *, max_bytes: int, max_project_bytes: int, clock: Callable[[], float]
+    ) -> None:
         self._root = root
         self._max_bytes = max_bytes
+        self._max_project_bytes = max_project_bytes
         self._clock = clock
 
     def create(self, upload: Upload) -> Upload:
@@ -76,7 +80,7 @@ class Uploads:
         Raises:
             FileRefusedError: If it consists of other files than an adapter has, or of large ones.
             RequestIdReusedError: If the request id was used with another body.
-            ResourceExhaustedError: If the project has as many as it may have.
+            ResourceExhaustedError: If the project has as many as it may have, or as many bytes.
         """
         self._check(upload.files)
         folder = self._folder(upload.name)
@@ -90,12 +94,7 @@ class Uploads:
                 )
             return known
         project = self._root / folder.relative_to(self._root).parts[0]
-        if len(list(project.glob(f"*/*/{_PROMISE}"))) >= _MAX_PROJECT_UPLOADS:
-            raise ResourceExhaustedError(
-                f"the project has {_MAX_PROJECT_UPLOADS} uploads, which is its limit; import one, "
-                "or wait a day until it is removed",
-                limit=_MAX_PROJECT_UPLOADS,
-            )
+        self._require_room(project, upload)
         with full_disk_is_typed(folder):
             folder.mkdir(parents=True, exist_ok=True)
             temporary = folder / f".{_PROMISE}"
@@ -185,6 +184,29 @@ class Uploads:
         for folder in self._root.glob("*/*/*"):
             if self._idle_s(folder) > IDLE_S:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _require_room(self, project: Path, upload: Upload) -> None:
+        """Raise if a project may not have one more upload; nothing was written for it yet."""
+        promises = list(project.glob(f"*/*/{_PROMISE}"))
+        if len(promises) >= _MAX_PROJECT_UPLOADS:
+            raise ResourceExhaustedError(
+                f"the project has {_MAX_PROJECT_UPLOADS} uploads, which is its limit; import one, "
+                "or wait a day until it is removed",
+                limit=_MAX_PROJECT_UPLOADS,
+            )
+        promised = sum(
+            file["size_bytes"]
+            for promise in promises
+            for file in json.loads(promise.read_text())["files"]
+        )
+        wanted = sum(file.size_bytes for file in upload.files)
+        if promises and promised + wanted > self._max_project_bytes:
+            raise ResourceExhaustedError(
+                f"the uploads of the project come to {promised} bytes and this one to {wanted}, "
+                f"{self._max_project_bytes} are allowed; import one, or wait a day until it is "
+                "removed",
+                limit=self._max_project_bytes,
+            )
 
     def _check(self, files: Sequence[StoredFile]) -> None:
         limits = {ADAPTER_CONFIG_FILE: MAX_CONFIG_BYTES, ADAPTER_FILE: self._max_bytes}

@@ -12,7 +12,13 @@ from google.longrunning import operations_pb2
 from tinsmith import names
 from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from tinsmith_runtime.keyed_locks import KeyedLocks
-from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
+from tinsmith_runtime.ledger import (
+    CheckpointChanges,
+    CheckpointRecord,
+    StoredFile,
+    StoredKind,
+    TaskRecord,
+)
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import decode_page_size, parse_name
 from tinsmith_runtime.usage import BudgetGate, Quantity
@@ -161,7 +167,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         await self._runs.find(str(name.run_name))
         work = checkpoint_codec.decode_export(request)
         task = self._task("export", name.run_name, request.name, request)
-        return await self._accept(task, lambda: self._domain.work.check_export(work))
+        return await self._accept(task, lambda: self._domain.work.check_export(work), "exports")
 
     async def ImportCheckpoint(
         self, request: checkpoint_pb2.ImportCheckpointRequest, context: Context
@@ -171,6 +177,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         task = self._task("import", name.run_name, "", request)
         known = await self._domain.tasks.find(task.name)
         if known is None:
+            await self._require_room(name.project)
             upload, _ = await asyncio.to_thread(self._domain.uploads.complete, str(name))
             task = self._task("import", name.run_name, upload.checkpoint, request)
         return self._describe(await self._domain.tasks.submit(task))
@@ -252,13 +259,20 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         return found.folder, found.files, record
 
     async def _accept(
-        self, task: TaskRecord, check: Callable[[], Awaitable[object]]
+        self,
+        task: TaskRecord,
+        check: Callable[[], Awaitable[object]],
+        makes: StoredKind = "checkpoints",
     ) -> operations_pb2.Operation:
         """Accept a task that could be done now; a repeated request returns its operation."""
         if await self._domain.tasks.find(task.name) is None:
-            self._domain.budgets.require(task.run.split("/")[1], {Quantity.STORED_BYTES})
+            await self._require_room(task.run.split("/")[1], makes)
             await check()
         return self._describe(await self._domain.tasks.submit(task))
+
+    async def _require_room(self, project: str, makes: StoredKind = "checkpoints") -> None:
+        self._domain.budgets.require(project, {Quantity.STORED_BYTES})
+        await self._checkpoints.require_room(project, makes)
 
     def _describe(self, task: TaskRecord) -> operations_pb2.Operation:
         return checkpoint_codec.encode_task(task, self._domain.tasks.progress(task.name))
