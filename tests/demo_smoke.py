@@ -1,8 +1,8 @@
 """`make demo-smoke`: the demo's own code in small, through one server process.
 
 Four supervised steps and four of reinforcement learning on sums, on the tiny model with random
-weights. What is checked is that steps were taken and files are there, and that the commands which
-the demo prints at its end work as they stand; what was learnt in so few steps says nothing.
+weights. Steps must be taken, files must be there, and the commands that the demo prints at its end
+must work as they stand. What was learnt in so few steps says nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with a match is told who did it, by a typed error, and touches nobody else."""
+"""What a caller does wrong in a match is told to it by a typed error, and touches no other."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def up(
 
 
 def _stop_after_input() -> None:
-    """Stop as a signal would, once whoever started this process is gone."""
+    """Stop as a signal would, once the process that started this one is gone."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

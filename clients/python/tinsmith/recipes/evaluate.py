@@ -93,7 +93,7 @@ class Summary:
     """What came out for one of those that played.
 
     Attributes:
-        weights: Who played, by its short name.
+        weights: What played, by its short name.
         reward: Mean over tasks.
         reward_low: Lower end of its 95 % interval.
         reward_high: Upper end.

@@ -10,8 +10,8 @@
 
 A run of the Tinker wire may be named as that wire does, `session:train:0`.
 
-A bare name is a base model if there is one of this name, else a run of the caller's project, or one
-of its checkpoints: a name stands for several sources, which are tried in order.
+A bare name is a base model if there is one of this name, else a run or a checkpoint of the caller's
+project. So a name stands for several sources, which are tried in order.
 """
 
 from __future__ import annotations
