@@ -71,7 +71,7 @@ def test_reinforcement_goes_on_after_supervised_steps(
     ("changes", "problem"),
     [
         ({"adapter": "full"}, "holds an adapter, and adapter is full.*give adapter=lora"),
-        ({"chat_template": "role_colon"}, "has a chat template already"),
+        ({"chat_template": "role_colon"}, "has its chat template.*leave chat_template or"),
         ({"base_model": "other"}, "is of tiny, and base_model is other.*give base_model=tiny"),
     ],
 )

@@ -55,6 +55,13 @@ class LocalServer:
     is_running: bool = True
 
 
+def announcements(state_dir: Path) -> Path:
+    """Return the folder that servers announce themselves in, made."""
+    folder = state_dir / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 class Announcement:
     """The file of a server that runs; a context that takes it away at its end.
 
@@ -66,12 +73,11 @@ class Announcement:
     def __init__(self, state_dir: Path, server: LocalServer) -> None:
         self._state_dir = state_dir
         self._server = server
-        self._path = state_dir / _FOLDER / f"{server.pid}.json"
+        self._path = announcements(state_dir) / f"{server.pid}.json"
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:
         """Write the file, complete and locked before it has its name; clear those of the dead."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         for path in self._path.parent.glob("*.json"):
             with contextlib.suppress(ConfigurationError, FileNotFoundError):
                 if not _read(path).is_running:

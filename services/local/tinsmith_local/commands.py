@@ -17,7 +17,13 @@ import typer
 from rich.console import Console
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
+from tinsmith.local_servers import (
+    Announcement,
+    LocalServer,
+    announcements,
+    chosen_address,
+    list_servers,
+)
 from tinsmith.settings import state_dir
 from tinsmith_environment.class_names import named_classes
 from tinsmith_local.certificates import make_certificates
@@ -116,6 +122,8 @@ def up(
             compiled=compiled or None,
             metrics_address=metrics_address,
             math_problems_path=math_problems_path,
+            # Servers tell the clients of this user their keys there.
+            hidden_folders=(announcements(state_dir()),),
             overrides=with_environments(
                 read_overrides(config) if config is not None else {}, environment or []
             ),

@@ -80,6 +80,8 @@ class EmbeddedConfig:
     """Whether elementwise kernels are compiled at start; unset does so on a GPU alone."""
     math_problems_path: Path | None = None
     """JSONL file in GSM8K's layout that the math environment takes its problems from."""
+    hidden_folders: tuple[Path, ...] = ()
+    """Folders that environments find empty beside `data_dir`; they must be there."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`, `coordinator`,
     `gateway`."""
@@ -227,8 +229,11 @@ class EmbeddedServer:
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             math_problems_path=self._config.math_problems_path,
-            # The key of this folder and all databases; workers have the user of this server.
-            closed_folders=str(self._config.data_dir.resolve()),
+            # Keys and all databases; workers have the user of this server.
+            closed_folders=os.pathsep.join(
+                str(folder.resolve())
+                for folder in (self._config.data_dir, *self._config.hidden_folders)
+            ),
             **self._overrides("environment"),
         )
 

@@ -61,7 +61,8 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     max_import_bytes: int = 2**32
     """Weights of one adapter that a client may upload."""
     max_project_upload_bytes: int = 2**32 + 2**20
-    """What all uploads of a project that are under way may come to."""
+    """What all uploads of a project that are under way may come to; one of `max_import_bytes` and
+    its settings may always be."""
     max_project_checkpoints: int = 65_536
     """Checkpoints of a project."""
     max_project_exports: int = 4096
@@ -119,11 +120,6 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
                     f"{name} must be at least max_batch_tokens, {self.max_batch_tokens}, or the "
                     "largest batch could never wait"
                 )
-        if self.max_project_upload_bytes < self.max_import_bytes:
-            raise ConfigError(
-                f"max_project_upload_bytes must be at least max_import_bytes, "
-                f"{self.max_import_bytes}, or the largest adapter could never be uploaded"
-            )
         self.server()
 
     def storage(self) -> str:

@@ -41,7 +41,7 @@ from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
 from tinsmith_trainer.checkpoints.tasks import CheckpointTasks
 from tinsmith_trainer.checkpoints.transfers import CheckpointWork
-from tinsmith_trainer.checkpoints.uploads import Uploads
+from tinsmith_trainer.checkpoints.uploads import MAX_CONFIG_BYTES, Uploads
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
 from tinsmith_trainer.cycle.committer import Committer
@@ -184,7 +184,9 @@ def build_checkpoints(
     uploads = Uploads(
         config.data_dir / "uploads",
         max_bytes=config.max_import_bytes,
-        max_project_bytes=config.max_project_upload_bytes,
+        max_project_bytes=max(
+            config.max_project_upload_bytes, config.max_import_bytes + MAX_CONFIG_BYTES
+        ),
         clock=clock,
     )
     work = CheckpointWork(

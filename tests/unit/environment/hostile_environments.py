@@ -69,7 +69,7 @@ class HostileEnvironment(Environment):
             case "reads":
                 info["found"] = [str(each) for each in Path(argument).rglob("*")]
             case "uncovers":
-                command = f"umount {argument}; ls -A {argument}"
+                command = f"echo tries; umount {argument}; ls -A {argument}"
                 shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command]
                 info["output"] = subprocess.run(
                     shell, capture_output=True, text=True, check=False

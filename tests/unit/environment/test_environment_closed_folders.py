@@ -51,8 +51,20 @@ async def test_the_servers_folder_is_empty_for_a_worker(pool: WorkerPool, data: 
     assert (data / "api_key").read_text() == "tsk_secret"
 
 
+async def test_a_server_that_was_started_in_its_folder_hides_it_as_well(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data)
+    pool = WorkerPool(
+        num_workers=1, python_path=str(Path(__file__).parent), closed_folders=[str(data)]
+    )
+    await pool.start()
+    assert await told(pool, "reads .") == []
+    await pool.stop()
+
+
 async def test_a_worker_cannot_uncover_it(pool: WorkerPool, data: Path) -> None:
-    assert await told(pool, f"uncovers {data}") == ""
+    assert await told(pool, f"uncovers {data}") == "tries\n"
 
 
 async def test_a_folder_that_cannot_be_closed_is_told(
@@ -60,6 +72,23 @@ async def test_a_folder_that_cannot_be_closed_is_told(
 ) -> None:
     missing = str(tmp_path / "missing")
     pool = WorkerPool(num_workers=1, closed_folders=[missing])
+    await pool.start()
+    await eventually(lambda: "workers may read the pod's files" in caplog.text)
+    await pool.stop()
+
+
+async def test_it_is_told_also_when_a_module_starts_threads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "threads.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    pool = WorkerPool(
+        num_workers=1,
+        python_path=str(tmp_path),
+        modules=["threads"],
+        closed_folders=[str(tmp_path / "missing")],
+    )
     await pool.start()
     await eventually(lambda: "workers may read the pod's files" in caplog.text)
     await pool.stop()

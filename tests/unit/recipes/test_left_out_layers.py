@@ -30,5 +30,5 @@ def test_the_first_line_of_a_run_names_them(
     model = SimpleNamespace(base_model="m", layers_without_adapters=layers)
     client: Any = SimpleNamespace(list_models=lambda: [model])
     experiment: Any = SimpleNamespace(state=None, folder="runs/x", note="", begin=lambda _: None)
-    config: Any = SimpleNamespace(overwrite=False, num_steps=1)
+    config: Any = SimpleNamespace(overwrite=False, num_steps=1, begin_from="")
     assert ResumableRun(config, client, experiment).describe().endswith(end)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
+from tinsmith.names import whole_checkpoint
 from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
@@ -40,7 +41,7 @@ class Config:
     base_model: str = "tiny"
     """Of the student."""
     teacher: str = ""
-    """A base model or a checkpoint's resource name; the student's base model if it is empty."""
+    """A base model or a checkpoint, `run-1/final`; the student's base model if it is empty."""
     teacher_prompt: str = ""
     """What only the teacher is told, as its system message; `@FILE` reads it from a file."""
     data: str = "small_sums"
@@ -155,9 +156,13 @@ def _open_teacher(
     Raises:
         ConfigurationError: If it is the student itself, or reads other tokens.
     """
-    name = config.teacher or config.base_model
-    is_checkpoint = "/" in name and "checkpoints" in name.split("/")
-    if not config.teacher_prompt and name == (begin_from or config.base_model):
+    served = {model.base_model for model in client.list_models()}
+    name, student = (
+        each if each in served else whole_checkpoint(each, client.project)
+        for each in (config.teacher or config.base_model, begin_from or config.base_model)
+    )
+    is_checkpoint = "checkpoints" in name.split("/")
+    if not config.teacher_prompt and name == student:
         raise ConfigurationError(
             f"the teacher is {name}, which is what the student begins with",
             remedy="give teacher= a better model or checkpoint, or teacher_prompt= what it is told",

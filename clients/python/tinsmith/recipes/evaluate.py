@@ -21,7 +21,7 @@ from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experience import Scores, Source, SourceConfig
-from tinsmith.recipes.experiment.experiment import remove_rollouts, slug
+from tinsmith.recipes.experiment.experiment import remove_rollouts, slug, slugify
 from tinsmith.recipes.experiment.json_files import write_json, write_lines
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
@@ -99,7 +99,8 @@ class Summary:
         reward_high: Upper end.
         num_tasks: Tasks that were scored.
         is_success: Share of the tasks that were solved; None where they do not say.
-        gain: Mean of what it earned above the first one, task by task; None for the first.
+        num_pairs: Tasks that the first one played as well; None for the first, as is what follows.
+        gain: Mean of what it earned above the first one, task by task.
         gain_low: Lower end of its 95 % interval.
         gain_high: Upper end.
     """
@@ -110,9 +111,14 @@ class Summary:
     reward_high: float
     num_tasks: int
     is_success: float | None
+    num_pairs: int | None = None
     gain: float | None = None
     gain_low: float | None = None
     gain_high: float | None = None
+
+
+_Plays = Mapping[str, EpisodeRecord]
+"""Episodes by the names of their tasks."""
 
 
 class _Remembering(RolloutKeeper):
@@ -142,24 +148,22 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
     folder = _folder(config)
     remove_rollouts(folder)
     scores: dict[str, Scores] = {}
-    keepers: dict[str, _Remembering] = {}
-    for (weights, sampler), make_source in zip(samplers.items(), make_sources, strict=True):
-        agent = weights.replace("/", "-") if len(samplers) > 1 else ""
-        keepers[weights] = _Remembering(folder, config.keep_rollouts, sampler, agent)
-        [scores[weights]] = make_source(keepers[weights]).score(0)
-    first = next(iter(scores.values()))
+    plays: dict[str, _Plays] = {}
+    for number, (weights, sampler) in enumerate(samplers.items()):
+        agent = f"{number}-{slugify(weights)}" if len(samplers) > 1 else ""
+        keeper = _Remembering(folder, config.keep_rollouts, sampler, agent)
+        [scores[weights]] = make_sources[number](keeper).score(0)
+        plays[weights] = {_task_of(record): record for record in keeper.records}
+    first = next(iter(plays.values()))
     summaries = [
-        _summarize(weights, found, None if found is first else first)
-        for weights, found in scores.items()
+        _summarize(weights, scores[weights], played, None if played is first else first)
+        for weights, played in plays.items()
     ]
-    write_lines(
-        folder / METRICS,
-        [
-            {"step": 0, **scores[summary.weights].metrics, **asdict(summary)}
-            for summary in summaries
-        ],
-    )
-    answers = _side_by_side({weights: keeper.records for weights, keeper in keepers.items()})
+    rows = [
+        {"step": 0, **scores[summary.weights].metrics, **asdict(summary)} for summary in summaries
+    ]
+    write_lines(folder / METRICS, rows)
+    answers = _side_by_side(plays)
     write_lines(folder / ANSWERS, answers)
     write_json(
         folder / "rewards.json", {weights: asdict(found) for weights, found in scores.items()}
@@ -172,11 +176,17 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
 
 def _open(config: Config, client: Client) -> dict[str, Sampler]:
     """Return the samplers of all that play, by their short names."""
-    samplers = {
-        shorten(name): client.create_sampler(**{kind: name})
-        for kind in ("base_model", "checkpoint", "run")
-        for name in filter(None, map(str.strip, getattr(config, kind).split(",")))
-    }
+    samplers: dict[str, Sampler] = {}
+    opened: set[tuple[str, str]] = set()
+    for kind in ("base_model", "checkpoint", "run"):
+        for name in filter(None, map(str.strip, getattr(config, kind).split(","))):
+            if (kind, name) in opened:
+                continue
+            opened.add((kind, name))
+            # Checkpoints of two projects may have one short name, and a run that of a model.
+            labels = (shorten(name), name, f"{kind} {name}")
+            label = next(each for each in labels if each not in samplers)
+            samplers[label] = client.create_sampler(**{kind: name})
     if not samplers:
         raise ConfigurationError(
             "an evaluation needs one source of weights, or several",
@@ -242,7 +252,13 @@ def _folder(config: Config) -> Path:
     return folder
 
 
-def _summarize(weights: str, scores: Scores, first: Scores | None) -> Summary:
+def _task_of(record: EpisodeRecord) -> str:
+    """Return what names the task of an episode for all that play it."""
+    seed = record.origin.environment_seed
+    return record.episode if seed is None else f"seed {seed}"
+
+
+def _summarize(weights: str, scores: Scores, played: _Plays, first: _Plays | None) -> Summary:
     rewards = scores.rewards
     low, high = _interval([0.0] * len(rewards), rewards)
     summary = Summary(
@@ -257,9 +273,17 @@ def _summarize(weights: str, scores: Scores, first: Scores | None) -> Summary:
     )
     if first is None:
         return summary
-    low, high = _interval(first.rewards, rewards)
-    gain = summary.reward - mean_of(first.rewards)
-    return replace(summary, gain=gain, gain_low=low, gain_high=high)
+    # An episode that failed was played by one of them alone.
+    common = [task for task in first if task in played]
+    before, after = ([each[task].reward for task in common] for each in (first, played))
+    low, high = _interval(before, after)
+    return replace(
+        summary,
+        num_pairs=len(common),
+        gain=mean_of(after) - mean_of(before),
+        gain_low=low,
+        gain_high=high,
+    )
 
 
 def _interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
@@ -269,18 +293,19 @@ def _interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, f
     return (low, 2 * mean - low) if math.isfinite(low) else (mean, mean)
 
 
-def _side_by_side(records: Mapping[str, Sequence[EpisodeRecord]]) -> list[dict[str, Any]]:
-    """Return a row for each task: what was asked, and what each of those that played said to it."""
-    return [
-        {
-            "prompt": _texts(episodes[0], mask=0),
-            "answers": {
-                weights: {"answer": _texts(episode, mask=1), "reward": episode.reward}
-                for weights, episode in zip(records, episodes, strict=True)
-            },
+def _side_by_side(plays: Mapping[str, _Plays]) -> list[dict[str, Any]]:
+    """Return a row for each task: what was asked, and what each of those that played it said."""
+    tasks = dict.fromkeys(task for played in plays.values() for task in played)
+    rows = []
+    for task in tasks:
+        episodes = {weights: each[task] for weights, each in plays.items() if task in each}
+        answers = {
+            weights: {"answer": _texts(episode, mask=1), "reward": episode.reward}
+            for weights, episode in episodes.items()
         }
-        for episodes in zip(*records.values(), strict=True)
-    ]
+        prompt = _texts(next(iter(episodes.values())), mask=0)
+        rows.append({"prompt": prompt, "answers": answers})
+    return rows
 
 
 def _texts(record: EpisodeRecord, *, mask: int) -> str:

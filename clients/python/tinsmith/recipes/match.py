@@ -25,7 +25,7 @@ from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.game_source import GameSourceConfig
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
-from tinsmith.recipes.match_table import MakePlayer, MatchTable
+from tinsmith.recipes.match_table import OPPONENT, MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
 from tinsmith.recipes.tasks.agent_games import (
     AGENTS,
@@ -51,8 +51,9 @@ class Config:
     agents: str = "black,white"
     """Names of the policies, in the order of turns; a job names them by `roles.agents`."""
     order: str = ""
-    """The order of moves: `rotating` passes the first move from game to game, `fixed` leaves it to the
-    first agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's own."""
+    """The order of moves: `rotating` passes the first move from game to game, `fixed` leaves it to
+    the first agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's
+    own."""
     opponent: str = ""
     """What plays the other seat of a single policy: a script of the game, or a checkpoint."""
     board_size: int = 3
@@ -169,9 +170,10 @@ def main(
 
 def _policies(config: Config, client: Client) -> tuple[RecipeAgent, ...]:
     names = [name.strip() for name in config.agents.split(",")]
-    if len(set(names)) != len(names) or not all(map(is_valid_id, names)):
+    if len({*names, OPPONENT}) <= len(names) or not all(map(is_valid_id, names)):
         raise ConfigurationError(
-            f"agents is {config.agents!r}", remedy="give different names, separated by a comma"
+            f"agents is {config.agents!r}",
+            remedy=f"give different names, separated by a comma; none is {OPPONENT!r}",
         )
     return tuple(
         RecipeAgent(name, client, config.base_model, config.adapter, config.rank) for name in names

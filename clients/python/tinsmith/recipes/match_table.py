@@ -210,7 +210,14 @@ class MatchTable(AbstractContextManager["MatchTable"]):
             try:
                 is_over = False
                 while not is_over:
-                    move = await player.choose_move(game, member.agent)
+                    try:
+                        move = await player.choose_move(game, member.agent)
+                    except TinsmithError as error:
+                        # As of a policy: the game is given up, and the next ones are played.
+                        _LOG.warning(
+                            "game given up", extra={"agent": OPPONENT, "error": str(error)}
+                        )
+                        return
                     is_over = (await instance.step_async(move)).done
             finally:
                 await instance.delete_async()

@@ -219,6 +219,7 @@ class _Loop:
                     self._save()
         except KeyboardInterrupt:
             if self._done > self._progress.first_step:
+                self._progress.begin_last_save(self._done, self._log.say)
                 self._save()
             raise
 

@@ -220,6 +220,7 @@ def _train(
                 progress.save(done)
     except KeyboardInterrupt:
         if done > progress.first_step:
+            progress.begin_last_save(done, log.say)
             progress.save(done)
         raise
 

@@ -108,6 +108,7 @@ def train_ahead(
         finish(num_left=0)
     except KeyboardInterrupt:
         if in_flight or step > progress.first_step:
+            progress.begin_last_save(step, log.say)
             finish(num_left=0)
             progress.save(step)
         raise

@@ -87,7 +87,8 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     # All that can be wrong with the data is found before anything is made on the server.
-    tokenizer, rules = _read_model(config, client)
+    begin_from = observer.begin_from if observer is not None and observer.has_sampler else ""
+    tokenizer, rules = _read_model(config, client, begin_from)
     task = _make_task(config, tokenizer, rules)
     chosen = choose_rate(
         config.learning_rate, config.base_model, config.adapter, default=_MADE_MODELS_RATE
@@ -157,8 +158,8 @@ def _preview_row(conversation: Conversation, tokenizer: Tokenizer, train_on: str
     )
 
 
-def _read_model(config: Config, client: Client) -> tuple[Tokenizer, RowRules]:
-    tokenizer = tokenizer_of(client, config.base_model, config.begin_from)
+def _read_model(config: Config, client: Client, begin_from: str = "") -> tuple[Tokenizer, RowRules]:
+    tokenizer = tokenizer_of(client, config.base_model, begin_from or config.begin_from)
     if config.chat_template:
         tokenizer = tokenizer_with(tokenizer, config.chat_template)
     served = {model.base_model: model for model in client.list_models()}

@@ -47,6 +47,11 @@ def close_folders(folders: Sequence[str]) -> None:
     for folder in folders:
         flags = _MS_READ_ONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
         _mount("tmpfs", os.path.realpath(folder), "tmpfs", flags)
+    # The current folder is held as it was before the mounts: what it names is looked up anew.
+    try:
+        os.chdir(os.getcwd())
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int) -> None:

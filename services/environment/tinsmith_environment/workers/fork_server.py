@@ -45,7 +45,7 @@ def main() -> None:
     """Fork workers until the pod closes its end of the socket."""
     told: dict[str, Any] = json.loads(sys.argv[1])
     own_users: bool = told["has_own_user"]
-    problem = ""
+    problem = sys.argv[3] if _WITHOUT_PRELOAD in sys.argv else ""
     if _WITHOUT_PRELOAD not in sys.argv and not own_users:
         try:
             close_folders(told["closed_folders"])
@@ -65,7 +65,7 @@ def main() -> None:
             # A worker that imports it answers with the error.
             traceback.print_exc()
     if modules and len(os.listdir("/proc/self/task")) > 1:
-        os.execv(sys.executable, [*sys.orig_argv, _WITHOUT_PRELOAD])
+        os.execv(sys.executable, [*sys.orig_argv, _WITHOUT_PRELOAD, problem])
     pod = socket.socket(fileno=os.dup(0))
     pod.setblocking(True)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -194,11 +194,7 @@ class Uploads:
                 "or wait a day until it is removed",
                 limit=_MAX_PROJECT_UPLOADS,
             )
-        promised = sum(
-            file["size_bytes"]
-            for promise in promises
-            for file in json.loads(promise.read_text())["files"]
-        )
+        promised = sum(map(_promised_bytes, promises))
         wanted = sum(file.size_bytes for file in upload.files)
         if promises and promised + wanted > self._max_project_bytes:
             raise ResourceExhaustedError(
@@ -257,3 +253,12 @@ def upload_not_found(name: str) -> UploadNotFoundError:
         f"upload {name} does not exist in your project, or was given up; create another one",
         upload=name,
     )
+
+
+def _promised_bytes(promise: Path) -> int:
+    """Return what an upload will come to; nothing of one that was removed just now."""
+    try:
+        files = json.loads(promise.read_text())["files"]
+    except FileNotFoundError:
+        return 0
+    return sum(file["size_bytes"] for file in files)

@@ -30,7 +30,7 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
     if begin_from:
         return _begin_from(config, client, begin_from, display_name)
     # Not every recipe has the setting.
-    chat_template = getattr(config, "chat_template", "")
+    chat_template = str(getattr(config, "chat_template", ""))
     if config.adapter == "full":
         return client.create_full_training_run(
             config.base_model, display_name=display_name, chat_template=chat_template
@@ -55,14 +55,14 @@ def _begin_from(
             f"{checkpoint} is of {base_model}, and base_model is {config.base_model}",
             remedy=f"give base_model={base_model}",
         )
-    if getattr(config, "chat_template", ""):
-        raise ConfigurationError(
-            f"{checkpoint} has a chat template already",
-            remedy="leave chat_template or begin_from out",
-        )
     # What a job goes on from is its own work. What a setting names was trained for something else,
     # and its optimizer knows another loss.
     is_other = checkpoint == config.begin_from
+    if is_other and str(getattr(config, "chat_template", "")):
+        raise ConfigurationError(
+            f"a run that begins from {checkpoint} has its chat template",
+            remedy="leave chat_template or begin_from out",
+        )
     run = client.create_training_run_from_checkpoint(
         checkpoint, include_optimizer=not is_other, display_name=display_name
     )

@@ -365,8 +365,12 @@ def _describe_weights(config: RunConfig) -> str:
 
 def slug(config: Any) -> str:
     """Return what the experiment is about, as part of a folder's name."""
-    about = getattr(config, "environment", "") or Path(config.data).stem
-    return re.sub(r"[^A-Za-z0-9._]+", "-", about).strip("-.") or "data"
+    return slugify(getattr(config, "environment", "") or Path(config.data).stem) or "data"
+
+
+def slugify(text: str) -> str:
+    """Return a text as part of a file's name; empty if nothing of it can be."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
 
 
 def _numbered(stem: str) -> Iterator[int]:

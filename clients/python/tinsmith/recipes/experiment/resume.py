@@ -59,6 +59,7 @@ class ResumableRun:
         self.begin_from = self._observer.begin_from or config.begin_from
         state = experiment.state
         self._saved_step = None if state is None else state.step
+        self._reached_step: int | None = None
         self.is_resumed = state is not None
         if state is not None:
             self.run = self._go_on(state)
@@ -95,6 +96,15 @@ class ResumableRun:
         self._saved_step = step
         self._observer.saved(state)
         return saved
+
+    def begin_last_save(self, step: int, say: Callable[[str], None]) -> None:
+        """Say at once, after Ctrl-C, what is saved next and what a second Ctrl-C would lose."""
+        self._reached_step = step
+        say(f"saving after step {step}; Ctrl-C again gives it up, with {self._loss()}")
+
+    def _loss(self) -> str:
+        since = f"since step {self._saved_step}" if self._saved_step else "so far"
+        return f"all that was trained {since}"
 
     def once(self, name: str, compute: Callable[[], ValueT]) -> ValueT:
         """Return a value of the whole run, such as a first score: computed in its first part.
@@ -139,7 +149,11 @@ class ResumableRun:
             yield
         except KeyboardInterrupt:
             how = f"; {self._same_command} goes on" if self._is_at_a_desk else ""
-            if self._saved_step is None:
+            if self._reached_step is not None and self._reached_step != self._saved_step:
+                how = how if self._saved_step else ""
+                reached = f"stopped before step {self._reached_step} was saved"
+                say(f"{reached}: lost is {self._loss()}{how}")
+            elif self._saved_step is None:
                 say("stopped before the first step; there is nothing to save")
             else:
                 say(f"saved after step {self._saved_step}{how}")

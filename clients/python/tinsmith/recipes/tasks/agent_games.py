@@ -36,8 +36,8 @@ GAMES = ("gomoku", "kuhn", "rock_paper_scissors")
 AT_ONCE = "simultaneous"
 """The order of a game whose agents move all at once."""
 ORDERS = ("rotating", "fixed", "custom", AT_ONCE)
-"""The order of moves: the first move passes from game to game; the first of `agents` begins every game;
-the game names the next ones; all at once."""
+"""The order of moves: the first move passes from game to game; the first of `agents` begins every
+game; the game names the next ones; all at once."""
 
 _OWN_MAX_TURNS = 32
 
@@ -144,18 +144,35 @@ class _RandomPlayer:
 
 def _load_own(path: str) -> GameTask:
     made = load_object(path, "data")
+    example, failure = made, ""
+    try:
+        example = made(("first", "second"), 0)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
     scripts: dict[str, Callable[[int], Player]] = {}
-    if hasattr(made, "legal_moves"):
+    if hasattr(example, "legal_moves"):
         scripts["random"] = _RandomPlayer
     own: Mapping[str, Callable[[int], Player]] = getattr(made, "scripts", {})
     scripts |= own
     missing = [
-        name for name in ("next_agents", "rewards", "observe", "apply") if not hasattr(made, name)
+        name
+        for name in ("next_agents", "rewards", "observe", "apply")
+        if not hasattr(example, name)
     ]
     if missing or not scripts:
         raise ConfigurationError(
             f"data: {path} is no game, or has nothing to learn from",
             remedy=f"give it {_listed(tuple(missing) or ('legal_moves', 'scripts'))}",
+        )
+    if failure:
+        raise ConfigurationError(
+            f"data: {path}(agents, seed) fails: {failure}",
+            remedy="make it a class whose instances are games of these agents",
+        )
+    order = str(getattr(made, "order", ORDERS[0]))
+    if order not in ORDERS:
+        raise ConfigurationError(
+            f"data: {path}.order is {order!r}", remedy=f"give one of {_listed(ORDERS)}"
         )
     return GameTask(
         path.rpartition(":")[2],
@@ -164,7 +181,7 @@ def _load_own(path: str) -> GameTask:
         float(getattr(made, "best_reward", 1.0)),
         made,
         lambda name, seed: scripts[name](seed),
-        str(getattr(made, "order", "rotating")),
+        order,
     )
 
 
