@@ -43,6 +43,11 @@ and what happens beyond it. A word in capitals is the reason of an error. Errors
 429 then, else 400. Other words say what is done. Times are seconds, sizes bytes. A bound that is
 set by no variable is a constant of the file that is named; `x/y.py` is
 `services/x/tinsmith_x/y.py`.
+
+A bound is *of whom* it counts together. `project` counts all keys of a project, however many.
+`address` and `connection` count callers that have shown no good key, or all. `all` is shared by
+all projects of a pod. `process` is of one process below the pod. `one` is of one request, message,
+file or resource, whatever else there is. No bound is of a key: a project has any number of them.
 """
 _PODS: Mapping[str, type[Any]] = {
     "gateway": GatewayConfig,
@@ -57,6 +62,8 @@ _ACTS = frozenset(
     {"waits", "drops", "forgets", "ends", "asks anew", "cuts", "parks", "starts anew", "HTTP 408"}
     | {"HTTP 431", "RetryInfo"}
 )
+WHOM = frozenset({"one", "connection", "address", "project", "process", "all"})
+"""Of whom a bound may be."""
 _IS_BOUND = re.compile(r"_?MAX_[A-Z0-9_]+")
 _ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Tuple, ast.expr_context)
 _POWERS = ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
@@ -82,39 +89,43 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-_TITLES, _RULE = "| what | default | set by | beyond it |", "| --- | --- | --- | --- |"
+_TITLES = "| what | default | of whom | set by | beyond it |"
+_RULE = "| --- | --- | --- | --- | --- |"
 
 
 def _rows_of(pod: str, config_class: type[Any]) -> Iterator[str]:
     found = {_field_of(setting): setting for setting in settings_of(config_class)}
-    for name, beyond in _LISTED["settings"].get(pod, {}).items():
+    for name, (beyond, whom) in _LISTED["settings"].get(pod, {}).items():
         if name not in found:
             sys.exit(f"docs/limits.toml lists {pod}.{name}, which is no setting")
         setting = found[name]
         value = _shown(name, _default_of(config_class, name))
-        yield _row(setting.meaning, value, f"`{setting.variable}`", beyond)
+        yield _row(setting.meaning, value, f"`{setting.variable}`", beyond, whom)
     yield from _rows_of_constants(pod)
 
 
 def _rows_of_servers() -> Iterator[str]:
     meanings = {_field_of(setting): setting.meaning for setting in settings_of(ServerConfig)}
-    for name, beyond in _LISTED["server"].items():
-        yield _row(meanings[name], _shown(name, _default_of(ServerConfig, name)), "", beyond)
+    for name, (beyond, whom) in _LISTED["server"].items():
+        yield _row(meanings[name], _shown(name, _default_of(ServerConfig, name)), "", beyond, whom)
 
 
 def _rows_of_constants(pod: str) -> Iterator[str]:
-    for place, (meaning, beyond) in _LISTED["constants"].get(pod, {}).items():
+    for place, (meaning, beyond, whom) in _LISTED["constants"].get(pod, {}).items():
         path, name = place.split(":")
         values = dict(_constants_in(SERVICES / pod / f"tinsmith_{pod}" / path))
         if name not in values:
             sys.exit(f"docs/limits.toml lists {pod}/{place}, which is no constant")
-        yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond)
+        yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond, whom)
 
 
-def _row(meaning: str, value: str, setting: str, beyond: str) -> str:
+def _row(meaning: str, value: str, setting: str, beyond: str, whom: str) -> str:
+    if whom not in WHOM:
+        sys.exit(f"docs/limits.toml: a bound is of {', '.join(sorted(WHOM))}, not of {whom!r}")
     if beyond not in _ACTS and beyond not in _reasons():
         sys.exit(f"docs/limits.toml: {beyond} is no reason of an error")
-    return f"| {meaning.replace('|', chr(92) + '|')} | {value} | {setting} | {beyond} |"
+    shown = meaning.replace("|", chr(92) + "|")
+    return f"| {shown} | {value} | {whom} | {setting} | {beyond} |"
 
 
 def _check_complete() -> None:

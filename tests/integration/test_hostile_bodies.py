@@ -20,6 +20,7 @@ import pytest
 from tests.fakes.hostile_bodies import documents, messages
 from tests.integration.test_authorization_matrix import METHODS
 from tests.support.memory import peak_mib, resident_mib
+from tests.support.server_waits import own_times, slowness, times_of, waited_s
 from tests.support.wait import until
 
 import tinsmith
@@ -29,7 +30,8 @@ from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 
 NATIVE_BYTES, HTTP_BYTES = 60 * 2**20, 4 * 2**20
 MAX_WAIT_S = 1.0
-"""What others may wait."""
+"""What a server may let others wait, on the machine of `server_waits.STEPS_OF_SECOND`; what other
+programs take of the processors is not counted."""
 MAX_TIMES, OTHER_MIB = 8, 128
 """Memory may grow by so many times the body; what is kept for the next one counts as well."""
 FIELDS = [
@@ -54,6 +56,7 @@ class Others:
 
     address: str
     key: str
+    pid: int
     worst_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -71,12 +74,14 @@ class Others:
 
     def _ask(self, call: Any) -> None:
         while not self.ended.wait(0.03):
-            begin_s = time.perf_counter()
+            before, own, begin_s = times_of(self.pid), own_times(), time.perf_counter()
             try:
                 call()
             except (grpc.RpcError, httpx.HTTPError) as error:
                 self.failures.append(repr(error)[:200])
-            self.worst_s = max(self.worst_s, time.perf_counter() - begin_s)
+            wall_s = time.perf_counter() - begin_s
+            found_s = waited_s(wall_s, times_of(self.pid), before, own_times().since(own))
+            self.worst_s = max(self.worst_s, found_s)
 
     def guard(self, pid: int) -> None:
         """End the server before it takes the memory of the machine."""
@@ -104,7 +109,7 @@ class Target:
         """Hold what others waited, and how the memory grew, against the bounds."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         before = resident_mib(self.pid)
-        others = Others(self.address, self.victim)
+        others = Others(self.address, self.victim, self.pid)
         threads = [
             threading.Thread(target=others.ask_by_http),
             threading.Thread(target=others.ask_natively),
@@ -121,7 +126,7 @@ class Target:
         grown = peak_mib(self.pid) - before
         self.rows.append((others.worst_s, grown * 2**20 / size, what, form))
         self.problems += [f"{form}: {failure}" for failure in others.failures]
-        if others.worst_s > MAX_WAIT_S:
+        if others.worst_s > MAX_WAIT_S and others.worst_s > MAX_WAIT_S * slowness():
             self.problems.append(f"{form}: others waited {others.worst_s:.1f} s")
         if grown * 2**20 > MAX_TIMES * size + OTHER_MIB * 2**20:
             self.problems.append(f"{form}: {grown:.0f} MiB more for {size / 2**20:.0f}")
@@ -166,10 +171,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
             process.kill()
             process.wait()
     sys.stdout.write("\nworst waits, and memory as times the body:\n")
-    for waited_s, times, what, form in sorted(found.rows, reverse=True)[:20]:
-        sys.stdout.write(f"{waited_s:6.2f} s {times:6.1f} x  {what}  {form}\n")
-    for waited_s, times, what, form in sorted(found.rows, key=lambda row: -row[1])[:10]:
-        sys.stdout.write(f"{waited_s:6.2f} s {times:6.1f} x  {what}  {form}\n")
+    for wait_s, times, what, form in sorted(found.rows, reverse=True)[:20]:
+        sys.stdout.write(f"{wait_s:6.2f} s {times:6.1f} x  {what}  {form}\n")
+    for wait_s, times, what, form in sorted(found.rows, key=lambda row: -row[1])[:10]:
+        sys.stdout.write(f"{wait_s:6.2f} s {times:6.1f} x  {what}  {form}\n")
 
 
 @pytest.mark.parametrize(

@@ -13,3 +13,17 @@ def test_the_page_is_that_of_the_code() -> None:
     command = [sys.executable, str(DOCS / "limits.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_row_says_of_whom_it_is() -> None:
+    whom = {"one", "connection", "address", "project", "process", "all"}
+    rows = [
+        [cell.strip() for cell in line.replace("\\|", "").strip("|\n ").split("|")]
+        for line in (DOCS / "limits.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith(("| what", "| ---"))
+    ]
+    assert len(rows) > 200
+    assert [row for row in rows if len(row) != 5 or row[2] not in whom] == []
+    # What counts a project's own has that word in its name.
+    wrong = [row for row in rows if "_PER_PROJECT" in row[3] and row[2] != "project"]
+    assert wrong == []

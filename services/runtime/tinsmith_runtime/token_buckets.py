@@ -24,27 +24,32 @@ class TokenBuckets:
         per_s: How fast it fills.
         clock: Monotonic seconds.
         max_owners: Bound of the memory that owners can take.
+        lends: Whether a full bucket gives more than it holds, which is owed then. So nothing is
+            too large for ever.
     """
 
     def __init__(
         self,
-        at_once: int,
+        at_once: float,
         per_s: float,
         *,
         clock: Callable[[], float],
         max_owners: int = MAX_OWNERS,
+        lends: bool = False,
     ) -> None:
         self.at_once = at_once
         self.per_s = per_s
         self._clock = clock
         self._max_owners = max_owners
+        self._lends = lends
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def take(self, owner: str, number: int = 1) -> float:
         """Take tokens if they are there; else return the seconds until they will be."""
         bucket = self._filled(owner)
-        if bucket.num_left < number:
-            return (number - bucket.num_left) / self.per_s
+        needed = min(number, self.at_once) if self._lends else number
+        if bucket.num_left < needed:
+            return (needed - bucket.num_left) / self.per_s
         bucket.num_left -= number
         return 0.0
 

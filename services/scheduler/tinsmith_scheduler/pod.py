@@ -18,6 +18,7 @@ from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database, open_store
+from tinsmith_runtime.token_buckets import TokenBuckets
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
@@ -31,7 +32,6 @@ from tinsmith_scheduler.rpc.servicer import Domain, SchedulerServicer
 from tinsmith_scheduler.rpc.trainer_client import GrpcTrainers
 from tinsmith_scheduler.rpc.usage_servicer import UsageServicer
 from tinsmith_scheduler.run_metrics.metric_store import MetricLimits
-from tinsmith_scheduler.run_metrics.rate import PointRate
 from tinsmith_scheduler.run_metrics.run_metrics import RunMetrics
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.migration import Moves
@@ -52,6 +52,9 @@ Clock = Callable[[], float]
 
 
 _MISSED_HEARTBEATS = 2
+_METRICS_SAVED_S = 60.0
+"""What of its rate of metrics a project may save up: a client that was cut off sends all at once.
+"""
 """After as many a session counts as silent."""
 
 
@@ -148,7 +151,8 @@ class SchedulerPod(Pod):
             max_run_bytes=config.max_metric_bytes_per_run,
             max_project_bytes=config.max_metric_bytes_per_project,
         )
-        rate = PointRate(config.max_metric_points_per_s, clock=self._clock)
+        per_s = config.max_metric_points_per_s
+        rate = TokenBuckets(_METRICS_SAVED_S * per_s, per_s, clock=self._clock, lends=True)
         return RunMetrics(database, limits=limits, rate=rate, wall_clock=self._wall_clock)
 
     async def start_jobs(self, address: str) -> None:

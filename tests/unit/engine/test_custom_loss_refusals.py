@@ -334,3 +334,39 @@ def test_what_a_loss_reads_is_bounded_by_its_tokens(nodes: list[Any]) -> None:
     compute_custom_loss(read_graph(loss), [np.zeros(480, np.float32)], needs_gradient=True)
     with pytest.raises(CustomLossError, match="reads more elements than the tokens"):
         compute_custom_loss(read_graph(loss), [np.zeros(5, np.float32)], needs_gradient=True)
+
+
+def matrices(name: str) -> list[dict[str, Any]]:
+    return [
+        call(name, "torch.linspace", 0, 1, 16 * 64 * 64),
+        method(f"{name}m", "reshape", ref(name), 16, 64, 64),
+    ]
+
+
+CHEAP = {
+    "views": [
+        call("v0", "torch.linspace", 0, 1, LARGE),
+        *(method(f"v{index + 1}", "unsqueeze", ref(f"v{index}"), 0) for index in range(10)),
+        *(method(f"n{index}", "numel", ref("v10")) for index in range(100)),
+    ],
+    "batches-of-matrices": [
+        *matrices("a"),
+        *matrices("b"),
+        call("c", "torch.bmm", ref("am"), ref("bm")),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", CHEAP.values(), ids=CHEAP)
+def test_what_reads_little_is_charged_little(nodes: list[Any]) -> None:
+    graph = json.dumps({"format": 1, "nodes": of(*nodes, call("x", "torch.neg", X))})
+    loss = CustomLoss(name="cheap", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
+    compute_custom_loss(read_graph(loss), [np.zeros(480, np.float32)], needs_gradient=True)
+
+
+def test_a_product_of_matrices_is_charged_what_it_reads() -> None:
+    nodes = of(*CHEAP["batches-of-matrices"], call("x", "torch.neg", X))
+    graph = json.dumps({"format": 1, "nodes": nodes})
+    loss = CustomLoss(name="dear", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
+    with pytest.raises(CustomLossError, match="reads more elements than the tokens"):
+        compute_custom_loss(read_graph(loss), [np.zeros(5, np.float32)], needs_gradient=True)

@@ -48,6 +48,9 @@ class HostileEnvironment(Environment):
                 for _ in range(int(argument)):
                     sys.stdout.write("x" * 2**16)
                 sys.stdout.flush()
+            case "says":
+                sys.stdout.write(argument.encode().decode("unicode_escape"))
+                sys.stdout.flush()
             case "sleeps":
                 time.sleep(600)
             case "file":

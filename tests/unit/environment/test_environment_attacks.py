@@ -227,6 +227,28 @@ async def test_what_is_printed_is_shown_up_to_the_limit(capsys: pytest.CaptureFi
     assert "x" not in capsys.readouterr().err
 
 
+async def test_what_is_printed_passes_for_no_line_of_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = WorkerPool(num_workers=1, python_path=FOLDER, show_output=True)
+    await pool.start()
+    shown = ""
+
+    def has_both() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return "second" in shown
+
+    try:
+        worker = await play(pool, "p")
+        await act(worker, 'says {"level": "error"}\\r\\x1b[2Kfirst\\nsecond\\n')
+        await eventually(has_both)
+    finally:
+        await pool.stop()
+    mark = f"worker {worker.pid}: "
+    assert f'{mark}{{"level": "error"}}??[2Kfirst\n{mark}second\n' in shown
+
+
 @pytest.mark.skipif(not has_signal_scope(), reason="the kernel cannot keep signals")
 async def test_signals_reach_neither_the_pod_nor_other_workers(pool: WorkerPool) -> None:
     await play(pool, "good")

@@ -60,7 +60,7 @@ def test_a_bound_caller_is_served_by_its_pool() -> None:
         assert choose_worker(AnyOf(role, "p"), everybody) == "b:1"
     assert choose_worker(AnyOf("environment", "q"), everybody) == "a:1"
     assert choose_worker(AnyOf("trainer", "q"), everybody) == ""
-    assert choose_worker(AnyOf("trainer"), [pooled]) == "b:1"
+    assert choose_worker(AnyOf("trainer"), [pooled]) == "", "a trainer of another's job"
     assert choose_worker(AnyOf("sampler"), [pooled, dedicated]) == ""
 
 

@@ -11,9 +11,10 @@ from tests.support.metrics import metric
 from tests.unit.test_tool_forms import Writer
 
 from tinsmith_engine.sampling.sample_request import OutputFormat
-from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.errors import InvalidFieldError, WorkerUnavailableError
+from tinsmith_sampler.forms import grammars as form_grammars
 from tinsmith_sampler.forms import trials as form_trials
-from tinsmith_sampler.forms.grammars import Grammars
+from tinsmith_sampler.forms.grammars import Grammar, Grammars
 from tinsmith_sampler.forms.trials import FormTrials
 
 SLOW = OutputFormat("regex", "a?" * 32_000)
@@ -84,3 +85,36 @@ async def test_equal_forms_are_compiled_once(grammars: Grammars) -> None:
 async def test_what_is_no_form_is_told_as_the_compiler_tells_it(grammars: Grammars) -> None:
     with pytest.raises(InvalidFieldError, match="is no json_schema"):
         await grammars.get(OutputFormat("json_schema", "{"))
+
+
+async def test_that_the_process_did_not_come_up_is_no_fault_of_the_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Too little for an interpreter: the process ends before it has seen the form.
+    monkeypatch.setattr(form_trials, "MAX_COMPILE_BYTES", 2**24)
+    trials = FormTrials()
+    Writer(tmp_path, are_special=True)
+    grammars = Grammars(trials, tmp_path, 262, [0])
+    with pytest.raises(WorkerUnavailableError, match=r"did not come up: .*again") as caught:
+        await grammars.get(OutputFormat("regex", "ab"), project="p")
+    assert "smaller" not in caught.value.message
+    trials.close()
+
+
+async def test_forms_of_a_project_take_no_place_of_anothers(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form_grammars, "MAX_KEPT_GRAMMARS", 8)
+
+    async def get(project: str, number: int) -> Grammar:
+        return await grammars.get(OutputFormat("regex", f"{project}{number}"), project=project)
+
+    first = [await get("good", number) for number in range(3)]
+    for number in range(20):
+        await get("evil", number)
+    assert [await get("good", number) for number in range(3)] == first
+    # An equal part is its own, and no more while others want theirs.
+    more = [await get("good", number) for number in range(4)]
+    evil = [await get("evil", number) for number in range(16, 20)]
+    assert [await get("good", number) for number in range(4)] == more
+    assert [await get("evil", number) for number in range(16, 20)] == evil

@@ -46,6 +46,15 @@ WORK_OF_TOKEN = 1 << 14
 proportion to it: a reduction of millions of elements gives one."""
 _FREE_ELEMENTS, _FREE_WORK = 1 << 20, 1 << 18
 _MATMULS = frozenset({"torch.matmul", "torch.mm", "torch.mv", "torch.bmm", "operator.matmul"})
+_VIEWS = frozenset(
+    {
+        *("getattr", "view", "view_as", "squeeze", "unsqueeze", "transpose", "t", "permute"),
+        *("movedim", "detach", "numel", "size", "dim", "ndimension"),
+        *("expand", "expand_as", "broadcast_to"),
+    }
+)
+"""Operations that read no element, and whose derivatives do not. Parts of a tensor are none of
+them: their derivative is as large as the whole."""
 _MAX_AXES = 16
 _MAX_POWER_BITS = 64
 
@@ -166,7 +175,8 @@ class _Values:
                 shadows["device"] = torch.device("meta")
             with torch.no_grad():
                 self._check_size(function(*(_shadow(each) for each in args), **shadows))
-        self._take_work(call, _tensors([*args, *kwargs.values()]))
+        if call.target.removeprefix("torch.") not in _VIEWS:
+            self._take_work(call, _tensors([*args, *kwargs.values()]))
         found = _checked(function(*args, **kwargs))
         self._num_left -= self._check_size(found)
         return found
@@ -212,7 +222,8 @@ class _Values:
         if name in _MATMULS and len(tensors) == 2:
             # Each element of the result is a sum over the axis that both have.
             left, right = tensors
-            work = left.numel() * right.numel() // max(left.shape[-1] if left.ndim else 1, 1)
+            work = math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
+            work *= math.prod(left.shape[-2:]) * (right.shape[-1] if right.ndim > 1 else 1)
         if work > self._work_left:
             raise ValueError("reads more elements than the tokens of a datum let a loss read")
         self._work_left -= work

@@ -298,11 +298,18 @@ class WorkerProcess:
         return write
 
     async def _forward(self, stream: asyncio.StreamReader) -> None:
-        """Print what the worker prints, up to the limit; read on, so that it is never held up."""
+        """Print what the worker prints, up to the limit; read on, so that it is never held up.
+
+        Each line begins with the worker's number, so that none passes for one of the pod's log.
+        """
         num_left = self._max_output_bytes
+        begins_line = True
         while chunk := await stream.read(2**16):
             if num_left > 0:
-                sys.stderr.write(chunk[:num_left].decode(errors="replace"))
+                text = chunk[:num_left].decode(errors="replace")
+                shown = _marked(text, f"worker {self.pid}: ", begins_line=begins_line)
+                sys.stderr.write(shown)
+                begins_line = text.endswith("\n")
                 num_left -= len(chunk)
                 if num_left <= 0:
                     logger.warning("output of a worker dropped", extra={"worker_pid": self.pid})
@@ -327,3 +334,10 @@ def raise_lost(loss: WorkerLoss) -> NoReturn:
     raise EnvironmentFailedError(
         f"the episode is lost: {loss.message}; create a new instance", cause=loss.cause
     )
+
+
+def _marked(text: str, mark: str, *, begins_line: bool) -> str:
+    """Return text with a mark before each line, and without other characters of control."""
+    lines = "".join(each if each in "\n\t" or each.isprintable() else "?" for each in text)
+    marked = lines.removesuffix("\n").replace("\n", f"\n{mark}")
+    return (mark if begins_line else "") + marked + ("\n" if lines.endswith("\n") else "")

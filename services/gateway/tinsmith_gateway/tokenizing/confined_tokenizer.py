@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tinsmith_runtime.confined.process import (
     ConfinedProcess,
     ConfinedProcesses,
+    NotBegunError,
     RefusedByWorkError,
     WorkEndedError,
 )
@@ -151,6 +152,11 @@ class ConfinedTokenizer:
             return self._process.call({"method": method, **fields})
         except RefusedByWorkError as error:
             raise FailedPreconditionError(str(error)) from error
+        except NotBegunError as error:
+            # It begins by reading the files of the model.
+            raise FailedPreconditionError(
+                f"the tokenizer of this model cannot be read: {error}; mend its files"
+            ) from error
         except WorkEndedError as error:
             raise FailedPreconditionError(
                 f"the tokenizer of this model {error}; mend its template or its files"

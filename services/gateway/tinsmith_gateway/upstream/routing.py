@@ -111,9 +111,9 @@ class RoleWorker:
 def choose_worker(owner: AnyOf | InstanceOwner, workers: Sequence[RoleWorker]) -> str:
     """Return the address of a worker of the wanted role; empty if none will do.
 
-    Those of the caller's pool come first. Environments and coordinators are also found in the other
-    pools in reach. Trainers share a ledger, so that any of them can answer callers who have no
-    pool.
+    Those are of the caller's pool. Environments and coordinators are also found in the other pools
+    in reach. A trainer of another's job is not asked, though it shares the ledger: the call carries
+    the caller's key.
     """
     if isinstance(owner, InstanceOwner):
         for worker in workers:
@@ -125,8 +125,6 @@ def choose_worker(owner: AnyOf | InstanceOwner, workers: Sequence[RoleWorker]) -
         eligible = [each for each in workers if each.pool == pool and not each.project]
         if eligible:
             break
-    if not eligible and owner.role == "trainer" and not owner.pool:
-        eligible = list(workers)
     if not eligible:
         return ""
     if not owner.spread:

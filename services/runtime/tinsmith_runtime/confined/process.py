@@ -59,6 +59,10 @@ class WorkEndedError(Exception):
     """The process was ended for its time or memory, or crashed; the text says so."""
 
 
+class NotBegunError(Exception):
+    """The process did not come up, so nothing was found out about the request."""
+
+
 class ConfinedProcesses:
     """Keeps the number of confined processes: the one used longest ago gives way.
 
@@ -148,6 +152,7 @@ class ConfinedProcess:
         Raises:
             RefusedByWorkError: If the work itself refuses it.
             WorkEndedError: If it took too much time or memory, or crashed.
+            NotBegunError: If the process itself did not come up.
             RateLimitedError: If too many processes are at work.
             WorkerUnavailableError: If it failed a moment ago.
         """
@@ -155,7 +160,10 @@ class ConfinedProcess:
             confinement = self._processes.confinement
             if self._process is None or self._process.poll() is not None:
                 self._begin()
-                self._exchange(self._first, confinement.start_timeout_s)
+                try:
+                    self._exchange(self._first, confinement.start_timeout_s)
+                except (RefusedByWorkError, WorkEndedError) as error:
+                    raise NotBegunError(str(error)) from error
             answer = self._exchange(json.dumps(request).encode(), confinement.timeout_s)
             self._num_failures = 0
         self._processes.use(self)

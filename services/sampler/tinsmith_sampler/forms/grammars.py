@@ -10,9 +10,10 @@ token.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import llguidance
@@ -27,7 +28,7 @@ from tinsmith_sampler.forms.compiler import FormCompiler
 from tinsmith_sampler.forms.trials import MAX_TRIED, FormTrials
 
 MAX_KEPT_GRAMMARS = 256
-"""Compiled forms of a base model; those used longest ago go first."""
+"""Compiled forms of a base model; beyond it the oldest goes of the project that has most."""
 MAX_KEPT_GRAMMAR_BYTES = 2**22
 """Their sources together."""
 _FIELD = "params.output_format"
@@ -88,6 +89,13 @@ class _Row:
         return not self._matcher.is_error() and bool(self._words.any())
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    grammar: Grammar
+    project: str
+    """The one that asked for it first."""
+
+
 class Grammars:
     """Compiled forms for one base model.
 
@@ -106,8 +114,7 @@ class Grammars:
         self._compiler = FormCompiler(directory, vocab_size, end_tokens)
         self._vocab_size = vocab_size
         self._end_tokens = frozenset(end_tokens)
-        self._kept: OrderedDict[OutputFormat, Grammar] = OrderedDict()
-        self._num_bytes = 0
+        self._kept: OrderedDict[OutputFormat, _Kept] = OrderedDict()
 
     async def get(self, form: OutputFormat, *, project: str = "") -> Grammar:
         """Return a form, compiled if it is not known.
@@ -118,17 +125,18 @@ class Grammars:
 
         Raises:
             InvalidFieldError: If it is no such form, or takes too much to compile or to follow.
+            WorkerUnavailableError: If it could not be tried.
         """
         kept = self._kept.get(form)
         if kept is None:
             return await self._add(form, project)
         self._kept.move_to_end(form)
-        return kept
+        return kept.grammar
 
     async def _add(self, form: OutputFormat, project: str) -> Grammar:
         async with self._trials.hold(project):
             if form in self._kept:
-                return self._kept[form]
+                return self._kept[form].grammar
             work = asyncio.create_task(self._compile(form))
             try:
                 matcher = await asyncio.shield(work)
@@ -136,12 +144,29 @@ class Grammars:
                 # A caller that leaves gives its place away when what it began has ended.
                 await asyncio.gather(work, return_exceptions=True)
                 raise
-        grammar = self._kept[form] = Grammar(matcher, self._vocab_size, self._end_tokens)
-        self._num_bytes += form.num_bytes
-        while len(self._kept) > MAX_KEPT_GRAMMARS or self._num_bytes > MAX_KEPT_GRAMMAR_BYTES:
-            dropped, _ = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+        grammar = Grammar(matcher, self._vocab_size, self._end_tokens)
+        self._kept[form] = _Kept(grammar, project)
+        self._forget_some()
         return grammar
+
+    def _forget_some(self) -> None:
+        """Forget forms while there are too many: the oldest of the project that has most.
+
+        So a project keeps its forms as long as it has less than an equal part.
+        """
+        while True:
+            numbers: Counter[str] = Counter()
+            sizes: Counter[str] = Counter()
+            for form, kept in self._kept.items():
+                numbers[kept.project] += 1
+                sizes[kept.project] += form.num_bytes
+            if sizes.total() > MAX_KEPT_GRAMMAR_BYTES:
+                largest = max(sizes, key=sizes.__getitem__)
+            elif numbers.total() > MAX_KEPT_GRAMMARS:
+                largest = max(numbers, key=numbers.__getitem__)
+            else:
+                return
+            del self._kept[next(f for f, kept in self._kept.items() if kept.project == largest)]
 
     async def _compile(self, form: OutputFormat) -> llguidance.LLMatcher:
         loop = asyncio.get_running_loop()

@@ -11,9 +11,11 @@ from tinsmith_runtime.confined.process import (
     ConfinedProcess,
     ConfinedProcesses,
     Confinement,
+    NotBegunError,
     RefusedByWorkError,
     WorkEndedError,
 )
+from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.fair_slots import FairSlots
 
 MAX_COMPILE_S = 3.0
@@ -82,12 +84,19 @@ class FormTrialsOfModel:
 
         Raises:
             ValueError: If it is no such form, or takes too much time or memory.
+            WorkerUnavailableError: If the process that tries forms did not come up.
         """
         process = self._idle.pop()
         try:
             await asyncio.to_thread(process.call, {"kind": kind, "source": source})
         except RefusedByWorkError as error:
             raise ValueError(str(error)) from error
+        except NotBegunError as error:
+            # No fault of the form; a machine that is busy may do better in a moment.
+            raise WorkerUnavailableError(
+                f"the process that tries forms of answers did not come up: {error}; send the "
+                "request again"
+            ) from error
         except WorkEndedError as error:
             raise ValueError(f"cannot be compiled: it {error}; send a smaller form") from error
         finally:

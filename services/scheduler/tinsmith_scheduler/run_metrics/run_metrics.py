@@ -9,12 +9,13 @@ import numpy as np
 import sqlalchemy as sa
 
 from tinsmith.names import RunName
+from tinsmith_runtime.errors import RateLimitedError
 from tinsmith_runtime.rpc.requests import decode_key_token, encode_key_token
 from tinsmith_runtime.sql import Database
+from tinsmith_runtime.token_buckets import TokenBuckets
 from tinsmith_scheduler.run_metrics import blocks, metric_store
 from tinsmith_scheduler.run_metrics.blocks import Points
 from tinsmith_scheduler.run_metrics.metric_store import CurveQuery, Curves, Metric, MetricLimits
-from tinsmith_scheduler.run_metrics.rate import PointRate
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.runs import run_not_found
 from tinsmith_scheduler.store.records import PageRequest, RunState
@@ -44,7 +45,7 @@ class RunMetrics:
     Args:
         database: Where they are kept.
         limits: What a run and a project may keep.
-        rate: How fast a project may record.
+        rate: How many points each project may record in a second.
         wall_clock: Seconds since the epoch.
     """
 
@@ -53,7 +54,7 @@ class RunMetrics:
         database: Database,
         *,
         limits: MetricLimits,
-        rate: PointRate,
+        rate: TokenBuckets,
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
@@ -77,7 +78,7 @@ class RunMetrics:
             RateLimitedError: If the project records too fast; nothing was recorded.
         """
         if is_limited:
-            self._rate.take(run.project, sum(len(record.metrics) for record in records))
+            self._take_points(run.project, sum(len(record.metrics) for record in records))
         points = _points_of(records, self._wall_clock())
 
         def write(connection: sa.Connection) -> int:
@@ -85,6 +86,16 @@ class RunMetrics:
             return metric_store.record(connection, str(run), run.project, points, self._limits)
 
         return await self._database.write(write)
+
+    def _take_points(self, project: str, number: int) -> None:
+        wait_s = self._rate.take(project, number)
+        if wait_s > 0:
+            raise RateLimitedError(
+                f"project {project} records more than {self._rate.per_s:g} points of metrics a "
+                "second; record fewer metrics, or not at every step",
+                retry_after_s=max(wait_s, 1.0),
+                project=project,
+            )
 
     async def query(self, run: RunName, wanted: CurveQuery) -> Curves:
         """Return curves of a run.
