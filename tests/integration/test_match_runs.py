@@ -58,7 +58,7 @@ async def test_a_run_that_was_deleted_is_told_its_agent_alone(embedded: Deployme
         assert not isinstance(played, BaseException)
         # No defeat: the first game was given up, and the second has one agent.
         assert played[0].reason.is_infrastructure
-        assert "white" in played[0].detail
+        assert "white gave it up" in played[0].failure
         ended = client.matches.get(match.name)
         assert (ended.state, ended.agents[0].state) == ("completed", "dropped")
         assert client.runs.get(black.name).version == 2

@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -5,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tinsmith.games import GomokuGame, GomokuPlayer, GomokuRules
-from tinsmith.games.gomoku_players import STRENGTHS
 from tinsmith.games.league import League, LeaguePlayer, describe_ratings
 from tinsmith.games.ratings import score_of
 
@@ -126,20 +126,32 @@ def test_mistakes_say_what_is_wrong() -> None:
         League(max_snapshots=0)
 
 
-async def test_a_league_of_eight_rates_the_scripted_strengths_rightly() -> None:
-    rules = GomokuRules(5, 4)
-    strengths = [*STRENGTHS, *STRENGTHS, "random", "greedy"]
-    names = [f"{strength}-{number}" for number, strength in enumerate(strengths)]
-    league = League("random-0")
+class Wavering:
+    """Plays as one script in a share of its moves, and at random in the others."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self._share = share
+        self._random = random.Random(seed)
+        self._strong = GomokuPlayer("greedy", seed=seed)
+        self._weak = GomokuPlayer("random", seed=seed)
+
+    async def choose_move(self, game: GomokuGame, agent: str) -> str:
+        player = self._strong if self._random.random() < self._share else self._weak
+        return await player.choose_move(game, agent)
+
+
+async def test_a_league_of_eight_strengths_is_ordered_by_its_ratings() -> None:
+    names = [f"level-{level}" for level in range(8)]
+    league = League(names[0])
     for name in names[1:]:
-        league.add(LeaguePlayer(name, "script", name.partition("-")[0]))
+        league.add(LeaguePlayer(name, "script", name))
     for (i, first), (j, second) in combinations(enumerate(names), 2):
-        for seed in range(6):
+        for seed in range(60):
             seats = (first, second) if seed % 2 == 0 else (second, first)
-            game = GomokuGame(seats, rules)
+            game = GomokuGame(seats, GomokuRules(5, 3))
             players = {
-                first: GomokuPlayer(strengths[i], seed=seed * 8 + i),
-                second: GomokuPlayer(strengths[j], seed=seed * 8 + j),
+                first: Wavering(i / 7, seed * 8 + i),
+                second: Wavering(j / 7, seed * 8 + j),
             }
             while game.next_agents:
                 [agent] = game.next_agents
@@ -147,15 +159,8 @@ async def test_a_league_of_eight_rates_the_scripted_strengths_rightly() -> None:
             league.record(first, second, score_of(game.rewards, first, second))
 
     ratings = league.ratings()
-
-    def strongest(strength: str) -> float:
-        return max(r.elo + r.error for name, r in ratings.items() if name.startswith(strength))
-
-    def weakest(strength: str) -> float:
-        return min(r.elo - r.error for name, r in ratings.items() if name.startswith(strength))
-
-    assert len(ratings) == 8
-    # Not even the intervals overlap.
-    assert strongest("random") < weakest("greedy")
-    order = [line.split("-")[0] for line in describe_ratings(ratings)]
-    assert order == ["search"] * 2 + ["greedy"] * 3 + ["random"] * 3
+    order = [line.split()[0] for line in describe_ratings(ratings)]
+    assert order == names[::-1]
+    for weak, strong in zip(names, names[2:], strict=False):
+        # Not even the intervals overlap of those two levels apart.
+        assert ratings[weak].elo + ratings[weak].error < ratings[strong].elo - ratings[strong].error

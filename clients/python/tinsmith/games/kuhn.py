@@ -35,7 +35,8 @@ class KuhnGame:
         self.history: tuple[str, ...] = ()
         """Moves so far, each `bet` or `pass`."""
         self._agents = tuple(agents)
-        self._forfeited_by = ""
+        self.forfeited_by = ""
+        """The agent whose text was no move; empty while there is none."""
 
     @classmethod
     def dealt(cls, agents: Sequence[str], seed: int) -> KuhnGame:
@@ -57,8 +58,8 @@ class KuhnGame:
         if not self._is_over:
             return {}
         first, second = self._agents
-        if self._forfeited_by:
-            gain = -2.0 if self._forfeited_by == first else 2.0
+        if self.forfeited_by:
+            gain = -2.0 if self.forfeited_by == first else 2.0
         elif self.history[-2:] == (BET, PASS):
             gain = 1.0 if len(self.history) == 2 else -1.0
         else:
@@ -91,13 +92,13 @@ class KuhnGame:
         [(agent, text)] = actions.items()
         word = text.strip().lower() if isinstance(text, str) else ""
         if word not in _BETS + _PASSES:
-            self._forfeited_by = agent
+            self.forfeited_by = agent
             return
         self.history = (*self.history, BET if word in _BETS else PASS)
 
     @property
     def _is_over(self) -> bool:
-        if self._forfeited_by:
+        if self.forfeited_by:
             return True
         ends = ((PASS, PASS), (BET, PASS), (BET, BET))
         return len(self.history) >= 2 and self.history[-2:] in ends

@@ -124,11 +124,6 @@ SCENARIOS: Mapping[str, Scenario] = {
             "adapter": "lora",
             "train_unembed": True,
             "imitation_learning_rate": 1e-2,
-            "num_imitation_steps": 40,
-            "num_steps": 140,
-            "num_games": 32,
-            "num_validation": 60,
-            "eval_every": 20,
         },
     ),
 }
