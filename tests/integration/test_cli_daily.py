@@ -71,6 +71,20 @@ def test_runs_are_filtered(run: str, capsys: pytest.CaptureFixture[str]) -> None
     assert shown(capsys, "runs", "list", "--base-model", "other") == []
 
 
+def test_the_list_says_where_each_run_stands(
+    server: ServerProcess, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tinsmith.Client(server.address, server.api_key) as client:
+        client.runs.log_metrics(run, {"reward": 0.25, "loss": 3.0}, step=6)
+        client.runs.log_metrics(run, {"reward": 0.5, "loss": 2.0}, step=7)
+    [found] = shown(capsys, "runs", "list", "--name", "first")
+    assert (found["step"], found["last"]) == (7, "reward 0.5")
+    with tinsmith.Client(server.address, server.api_key) as client:
+        [loss] = client.runs.list_metrics(["loss"], run=run)
+        assert (loss.run, loss.name, loss.step, loss.value) == (run, "loss", 7, 2.0)
+        assert {each.name for each in client.runs.list_metrics()} >= {"reward", "loss"}
+
+
 def test_sessions_say_how_they_ended_and_what_they_made(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_the_same_command_goes_on_with_the_same_bits(
     out, error = finish(process, code)
     assert "Traceback" not in error
     if how is not signal.SIGKILL:
+        assert "saving after step" in out
         assert "the same command goes on" in out
     # Another experiment that is begun in between has a folder of its own.
     finish(start(server, disturbed, *SUPERVISED, "num_steps=1", "seed=1"))

@@ -406,6 +406,25 @@ class MetricCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class LastMetric:
+    """The newest point of one metric of a run.
+
+    Attributes:
+        run: Resource name of the run.
+        name: Of the metric.
+        step: Its last step.
+        value: At that step.
+        update_time: When it was recorded.
+    """
+
+    run: str
+    name: str
+    step: int
+    value: float
+    update_time: datetime.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRunInfo:
     """What the scheduler knows of a run."""
 

@@ -295,10 +295,10 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         f"  device   {server.placement}\n"
         f"  bits     {_promise(server.exactness)}\n"
         "Clients on this machine:\n"
-        f"  tinsmith  found by itself; else TINSMITH_ADDRESS={server.address} "
-        "TINSMITH_API_KEY=tsk_...\n"
-        f"  tinker    TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key}\n"
-        f"  openai    OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={server.api_key}\n"
+        f"  tinsmith  found by itself; else export TINSMITH_ADDRESS={server.address} "
+        f"TINSMITH_API_KEY={server.api_key}\n"
+        f"  tinker    export TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key}\n"
+        f"  openai    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={server.api_key}\n"
         + "".join(f"{line}\n" for line in others)
         + warning
         + "Ctrl-C stops it; what was acknowledged survives."

@@ -139,7 +139,22 @@ def export(
                 client.checkpoints.download(made, output, progress=progress)
     _show(made, as_json=as_json)
     if output is not None and not as_json:
-        print(f"written to {output}")
+        print(f"written to {output}; load it with:")
+        for line in _loading_lines(export_format, output):
+            print(f"  {line}")
+
+
+def _loading_lines(export_format: str, folder: Path) -> list[str]:
+    """Return the Python that loads an export."""
+    if export_format == "merged":
+        return [
+            "from transformers import AutoModelForCausalLM",
+            f"model = AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+        ]
+    return [
+        "from peft import PeftModel  # model: the base model, by AutoModelForCausalLM",
+        f"model = PeftModel.from_pretrained(model, {str(folder)!r})",
+    ]
 
 
 @app.command("download")

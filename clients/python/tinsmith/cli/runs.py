@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -13,7 +15,7 @@ from tinsmith.cli.output import AsJson, Watch, repeated, show_json, show_list, s
 from tinsmith.client import Client
 from tinsmith.errors import NotFoundError
 from tinsmith.names import RunName
-from tinsmith.types import TrainingRunInfo
+from tinsmith.types import LastMetric, TrainingRunInfo
 
 app = typer.Typer(help="List, show, fork, replay and delete training runs.", no_args_is_help=True)
 app.command("fork")(time_travel.fork_run)
@@ -26,18 +28,20 @@ _Name = Annotated[str, typer.Argument(help="Resource name or id of a run.")]
 _COLUMNS = {
     "name": "NAME",
     "state": "STATE",
-    "create_time": "AGE",
+    "activity": "ACTIVITY",
+    "step": "STEP",
+    "last": "LAST",
+    "updated": "UPDATED",
+    "display_name": "DISPLAY NAME",
     "base_model": "BASE MODEL",
     "adapter": "ADAPTER",
-    "rank": "RANK",
-    "activity": "ACTIVITY",
+    "create_time": "AGE",
     "num_pending_operations": "PENDING",
-    "display_name": "DISPLAY NAME",
-    "exactness": "EXACTNESS",
     "replay_diverged": "REPLAY DIVERGED",
-    "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
+# The first one that a run has is shown.
+_TOLD_METRICS = ("reward", "loss", "trainer/loss")
 _CHECKPOINT_COLUMNS = {
     "name": "NAME",
     "kind": "KIND",
@@ -48,6 +52,15 @@ _CHECKPOINT_COLUMNS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ListedRun(TrainingRunInfo):
+    """A run with where its metrics stand."""
+
+    step: int | None = None
+    last: str = ""
+    updated: datetime.datetime | None = None
+
+
 @app.command("list")
 def list_runs(
     state: Annotated[str, typer.Option(help="Only those in this state or activity.")] = "",
@@ -56,7 +69,7 @@ def list_runs(
     watch: Watch = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of the project, newest first, with what each waits for."""
+    """List the runs of the project, newest first: where they stand, what each waits for."""
 
     def is_wanted(run: TrainingRunInfo) -> bool:
         return (
@@ -67,7 +80,8 @@ def list_runs(
 
     with connect("tinsmith runs list") as client:
         for _ in repeated(watch):
-            rows = [run for run in _list(client) if is_wanted(run)]
+            metrics = _metrics(client)
+            rows = [_listed(run, metrics) for run in _list(client) if is_wanted(run)]
             show_list(rows, _COLUMNS, as_json=as_json)
 
 
@@ -90,6 +104,26 @@ def show_run(name: _Name, as_json: AsJson = False) -> None:
         show_list(checkpoints, _CHECKPOINT_COLUMNS, as_json=False)
     else:
         print("checkpoints: none; save one with run.save_state")
+
+
+def _metrics(client: Client) -> dict[tuple[str, str], LastMetric]:
+    found = client.runs.list_metrics(_TOLD_METRICS)
+    return {(metric.run, metric.name): metric for metric in found}
+
+
+def _listed(run: TrainingRunInfo, metrics: Mapping[tuple[str, str], LastMetric]) -> _ListedRun:
+    values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    told = [metrics[run.name, name] for name in _TOLD_METRICS if (run.name, name) in metrics]
+    if not told:
+        return _ListedRun(**values)
+    metric = told[0]
+    name = metric.name.rpartition("/")[2]
+    return _ListedRun(
+        **values,
+        step=metric.step,
+        last=f"{name} {metric.value:.4g}",
+        updated=metric.update_time,
+    )
 
 
 def _list(client: Client) -> list[TrainingRunInfo]:

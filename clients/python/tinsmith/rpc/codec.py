@@ -219,6 +219,17 @@ def decode_curve(message: run_metrics_pb2.MetricCurve) -> t.MetricCurve:
     )
 
 
+def decode_last_metric(message: run_metrics_pb2.RunMetric) -> t.LastMetric:
+    """Return the newest point of a metric."""
+    return t.LastMetric(
+        run=message.run,
+        name=message.name,
+        step=message.last_step,
+        value=message.last_value,
+        update_time=message.update_time.ToDatetime(datetime.UTC),
+    )
+
+
 def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.TrainingRunInfo:
     """Return what the scheduler knows of a run; a list says what goes on in it, too."""
     is_full = message.adapter.WhichOneof("kind") == "full"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tinsmith.training.list_calls import TrainingRunListCalls
 from tinsmith.training.past_steps import MetricTurn, StepReplay
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import MetricCurve, TrainingRunInfo
+from tinsmith.types import LastMetric, MetricCurve, TrainingRunInfo
 
 
 class TrainingRunListClient(TrainingRunListCalls):
@@ -260,6 +260,32 @@ class TrainingRunListClient(TrainingRunListCalls):
                 name, names, min_step=min_step, max_step=max_step, max_points=max_points
             )
         )
+
+    def list_metrics(
+        self, names: Sequence[str] = (), *, run: str | TrainingRun | TrainingRunInfo = "-"
+    ) -> builtins.list[LastMetric]:
+        """Return where metrics stand: the newest point of each, of all runs or of one.
+
+        Args:
+            names: The metrics, at most 64; all if empty.
+            run: The run, its resource name or its id; `-` for all.
+
+        Returns:
+            The points, by run and name.
+
+        Raises:
+            NotFoundError: If there is no such run.
+
+        Example:
+            >>> rewards = client.runs.list_metrics(["reward"])
+        """
+        return self._core.background.call(self._list_metrics(names, run=run))
+
+    async def list_metrics_async(
+        self, names: Sequence[str] = (), *, run: str | TrainingRun | TrainingRunInfo = "-"
+    ) -> builtins.list[LastMetric]:
+        """Do as `list_metrics`, without blocking."""
+        return await self._core.background.acall(self._list_metrics(names, run=run))
 
     def update(
         self, name: str | TrainingRun | TrainingRunInfo, *, history_retention_seconds: float

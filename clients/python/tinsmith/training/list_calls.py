@@ -9,6 +9,7 @@ from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
+from tinsmith.rpc.lists import read_pages
 from tinsmith.training.metric_turns import Reading, Side, find_crossing, find_first
 from tinsmith.training.past_steps import MetricTurn, StepReplay
 from tinsmith.training.run_catalog import all_runs
@@ -21,7 +22,7 @@ from tinsmith.training.run_creation import (
 )
 from tinsmith.training.step_replay import replay_step
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import MetricCurve, TrainingRunInfo
+from tinsmith.types import LastMetric, MetricCurve, TrainingRunInfo
 from tinsmith.v1 import run_metrics_pb2
 
 _MAX_POINTS = 10_000
@@ -276,6 +277,37 @@ class TrainingRunListCalls:
             max_points=max_points,
         )
         return {curve.name: codec.decode_curve(curve) for curve in answer.curves}
+
+    @call
+    async def _list_metrics(
+        self, names: Sequence[str] = (), *, run: str | TrainingRun | TrainingRunInfo = "-"
+    ) -> list[LastMetric]:
+        """Return where metrics stand: the newest point of each, of all runs or of one.
+
+        Args:
+            names: The metrics, at most 64; all if empty.
+            run: The run, its resource name or its id; `-` for all.
+
+        Returns:
+            The points, by run and name.
+
+        Raises:
+            NotFoundError: If there is no such run.
+
+        Example:
+            >>> rewards = client.runs.list_metrics(["reward"])
+        """
+        named = name_of(run)
+        parent = f"{self._core.project}/trainingRuns/-" if named == "-" else ""
+        pages = read_pages(
+            self._core.transport,
+            self._core.scheduler,
+            lambda c: c.run_metrics.ListRunMetrics,
+            run_metrics_pb2.ListRunMetricsRequest(
+                parent=parent or self._core.run_name(named), names=names, page_size=1000
+            ),
+        )
+        return [codec.decode_last_metric(each) async for page in pages for each in page.metrics]
 
     @call
     async def _update(
