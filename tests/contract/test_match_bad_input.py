@@ -1,4 +1,4 @@
-"""What is wrong with a match is told who did it, by a typed error, and touches nobody else."""
+"""A mistake in a match is a typed error for the member that made it, and touches no other."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_row_of_the_table(row: tuple[MatchState, str, LossPolicy, bool]) -> No
     event = row[1]
     after = rules.lose(match, "b", "gone") if event == "loss" else rules.give_up_waiting(match)
     assert (after.state, after.members[1].state) == TABLE[row]
-    # Nobody else is touched, and a match that goes on waits for none that is dropped.
+    # No other member is touched, and a match that goes on waits for none that is dropped.
     others = [index for index in range(len(match.members)) if index != 1]
     assert [after.members[index] for index in others] == [match.members[index] for index in others]
     if after.state.is_open and after.members[1].state is DROPPED:

@@ -55,7 +55,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
     Args:
         agents: The policies, in the order of turns.
         opponent: Plays one seat more, the last one; None where all seats learn.
-        order: Who moves when, one of `ORDERS`.
+        order: Of moves, one of `ORDERS`.
         num_games: Games of a step.
         turn_timeout_s: A game with a later turn is abandoned.
         seed: Noted in the match, for people.

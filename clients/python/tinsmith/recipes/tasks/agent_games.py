@@ -36,8 +36,8 @@ GAMES = ("gomoku", "kuhn", "rock_paper_scissors")
 AT_ONCE = "simultaneous"
 """The order of a game whose agents move all at once."""
 ORDERS = ("rotating", "fixed", "custom", AT_ONCE)
-"""Who moves when: the first move passes from game to game; the first of `agents` begins every game;
-the game names the next ones; all at once."""
+"""Orders of moves: the first move passes from game to game; the first of `agents` begins every
+game; the game names the next ones; all at once."""
 
 _OWN_MAX_TURNS = 32
 
@@ -112,7 +112,7 @@ def check_script(game: GameTask, setting: str, script: str) -> None:
 
 
 def choose_order(game: GameTask, order: str) -> str:
-    """Return who moves when: as the settings say, or as the game is played.
+    """Return the order of moves: as the settings say, or as the game is played.
 
     Raises:
         ConfigurationError: If there is no such order, or the game is not played in it.
