@@ -1,4 +1,4 @@
-"""What a caller does wrong in a match is told to it by a typed error, and touches no other."""
+"""A mistake in a match is a typed error for the member that made it, and touches no other."""
 
 from __future__ import annotations
 

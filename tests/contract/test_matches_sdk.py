@@ -166,7 +166,7 @@ async def test_a_game_that_waits_for_a_player_that_is_not_there_is_given_up(
 ) -> None:
     members = await join(clients, MatchSpec(agents=BOTH))
     await asyncio.gather(*(member.arrive_async("rollout_start", 0) for member in members))
-    # Black's copy is of a game with another agent.
+    # Black's copy is of a game with another player.
     with pytest.raises(GameAbandonedError, match="it waits for red, and the match has black, whi"):
         await play(members[0], 0, 0, Nim(("red", "black")))
     with pytest.raises(GameAbandonedError, match="black gave it up: it waits for red"):

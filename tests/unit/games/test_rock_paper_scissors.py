@@ -1,4 +1,4 @@
-"""Rock, paper, scissors: which move wins, what a policy can lose, and the scripts."""
+"""Rock, paper, scissors: which hand wins, what a policy can lose, and the scripts."""
 
 from __future__ import annotations
 

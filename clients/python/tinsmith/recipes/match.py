@@ -51,9 +51,8 @@ class Config:
     agents: str = "black,white"
     """Names of the policies, in the order of turns; a job names them by `roles.agents`."""
     order: str = ""
-    """The order of moves: `rotating` passes the first move from game to game, `fixed` leaves it to
-    the first agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's
-    own."""
+    """Of moves: `rotating` passes the first move from game to game, `fixed` leaves it to the first
+    agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's own."""
     opponent: str = ""
     """What plays the other seat of a single policy: a script of the game, or a checkpoint."""
     board_size: int = 3

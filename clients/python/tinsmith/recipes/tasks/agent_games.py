@@ -36,7 +36,7 @@ GAMES = ("gomoku", "kuhn", "rock_paper_scissors")
 AT_ONCE = "simultaneous"
 """The order of a game whose agents move all at once."""
 ORDERS = ("rotating", "fixed", "custom", AT_ONCE)
-"""The order of moves: the first move passes from game to game; the first of `agents` begins every
+"""Orders of moves: the first move passes from game to game; the first of `agents` begins every
 game; the game names the next ones; all at once."""
 
 _OWN_MAX_TURNS = 32
