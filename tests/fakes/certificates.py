@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,3 +87,10 @@ def make_certificates(folder: Path) -> Certificates:
         )
     )
     return made
+
+
+def make_pod_certificates(folder: Path) -> str:
+    """Make or renew the certificates of all pods by the command line; return what it says."""
+    program = "from tinsmith.cli import main; main()"
+    command = [sys.executable, "-c", program, "certificates", "make", str(folder)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.certificates import make_pod_certificates
 from tests.integration.servers import BASE_MODEL, Deployment, pods
 
 import tinsmith
 from tinsmith.rollouts import RolloutConfig
 
 
-def _make_certificates(folder: Path) -> str:
-    program = "from tinsmith.cli import main; main()"
-    command = [sys.executable, "-c", program, "certificates", "make", str(folder)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
-    assert "scheduler" in _make_certificates(folder)
+    assert "scheduler" in make_pod_certificates(folder)
     return folder
 
 
@@ -53,7 +46,7 @@ def test_a_client_trains_and_samples_through_the_gateway(
             update = run.optim_step(tinsmith.AdamParams(learning_rate=1e-3)).result()
             assert update.version == step + 1
             # Renewed under the pods' feet.
-            _make_certificates(certificates)
+            make_pod_certificates(certificates)
         saved = run.save_state("one").result()
         parameters = tinsmith.SamplingParams(max_tokens=4)
         drawn = run.sampler().sample(tokens, sampling_params=parameters).result()

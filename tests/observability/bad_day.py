@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -13,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import tinsmith
+from tests.fakes.certificates import make_pod_certificates
 from tests.integration.servers import BASE_MODEL, Deployment, PodProcess, pods
 from tests.support.wait import TIMEOUT_S, until
 from tinsmith.matches import MatchSpec
@@ -31,10 +30,8 @@ def bad_pods(
     folder: Path, model_dir: Path
 ) -> Iterator[tuple[Deployment, Mapping[str, PodProcess]]]:
     """Run all pods as processes that speak TLS, with an environment that does as it is told."""
-    program = "from tinsmith.cli import main; main()"
     certificates = folder / "certificates"
-    command = [sys.executable, "-c", program, "certificates", "make", str(certificates)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    make_pod_certificates(certificates)
     with pods(
         folder,
         model_dir,
