@@ -153,3 +153,18 @@ def test_scores_are_compared_from_the_command_line(
     )
     assert "above tiny" in said
     assert "+0.000 ± 0.000" in said
+
+
+def test_an_environment_of_ones_own_begins_with_one_that_works(
+    embedded: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "guessing" in invoke(embedded, monkeypatch, "environments", "list")
+    said = invoke(embedded, monkeypatch, "environments", "new", "letters.py:LettersEnvironment")
+    command = next(line for line in said.splitlines() if line.startswith("  tinsmith run rl"))
+    words = [*command.split()[1:], "num_steps=1", "num_problems=2", "group_size=2"]
+    said = invoke(embedded, monkeypatch, *words, "num_validation=2", "output_dir=out")
+    assert "validation reward" in said
+    again = invoke(embedded, monkeypatch, "environments", "new", "letters.py:LettersEnvironment")
+    assert "cannot be written: File exists" in again
+    assert "is not FILE.py:CLASS" in invoke(embedded, monkeypatch, "environments", "new", "letters")

@@ -12,6 +12,7 @@ from tinsmith.cli import (
     chat,
     checkpoints,
     doctor,
+    environments,
     hyperparams,
     jobs,
     keys,
@@ -61,6 +62,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.add_typer(rollouts.app, name="rollouts")
     app.add_typer(keys.app, name="keys")
     app.add_typer(jobs.app, name="jobs")
+    app.add_typer(environments.app, name="environments")
     # A copy: an extra may add commands to the group, and must not to the module's own.
     ours = typer.Typer(no_args_is_help=True)
     ours.info.help = models.app.info.help
