@@ -21,6 +21,7 @@ import numpy as np
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from tests.fakes.run_metrics import RUN, add_run_metrics
 
 from tinsmith import tensors
 from tinsmith.v1 import (
@@ -28,8 +29,6 @@ from tinsmith.v1 import (
     checkpoint_pb2_grpc,
     environment_pb2,
     environment_pb2_grpc,
-    run_metrics_pb2,
-    run_metrics_pb2_grpc,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
@@ -38,8 +37,6 @@ from tinsmith.v1 import (
     trainer_pb2_grpc,
     trajectories_pb2,
 )
-
-RUN = "projects/default/trainingRuns/run-1"
 
 
 def make_status(
@@ -258,10 +255,7 @@ class FakeServer:
             environments(self), self._server
         )
         operations_pb2_grpc.add_OperationsServicer_to_server(Operations(self), self._server)
-        run_metrics_pb2_grpc.add_RunMetricsServiceServicer_to_server(
-            RunMetrics(self),  # type: ignore[abstract]
-            self._server,
-        )
+        add_run_metrics(self._server, self.count)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         await self._server.start()
 
@@ -491,16 +485,6 @@ class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
         operation = await self._server.operation(request.name, context)
         await self._server.wait(lambda: operation.revision > 0, 1.0)
         return state.encode(operation)
-
-
-class RunMetrics(run_metrics_pb2_grpc.RunMetricsServiceServicer):
-    def __init__(self, server: FakeServer) -> None:
-        self._server = server
-
-    async def ListRunMetrics(self, request: Any, context: Any) -> Any:
-        await self._server.count(context, "ListRunMetrics", request)
-        reward = run_metrics_pb2.RunMetric(run=RUN, name="reward", last_step=7, last_value=0.5)
-        return run_metrics_pb2.ListRunMetricsResponse(metrics=[reward])
 
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):

@@ -38,6 +38,7 @@ _COLUMNS = {
     "create_time": "AGE",
     "num_pending_operations": "PENDING",
     "replay_diverged": "REPLAY DIVERGED",
+    "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
 # The first one that a run has is shown.
