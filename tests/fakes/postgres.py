@@ -142,7 +142,10 @@ class PostgresServer:
             return
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self._process.pid).children(recursive=True)
+            postmaster = psutil.Process(self._process.pid)
+            # Stopped it starts no further session, which would outlive it and keep its memory.
+            postmaster.suspend()
+            children = postmaster.children(recursive=True)
         self._process.kill()
         self._process.wait(TIMEOUT_S)
         self._process = None
