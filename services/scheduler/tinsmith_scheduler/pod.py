@@ -52,10 +52,10 @@ Clock = Callable[[], float]
 
 
 _MISSED_HEARTBEATS = 2
+"""After as many a session counts as silent."""
 _METRICS_SAVED_S = 60.0
 """What of its rate of metrics a project may save up: a client that was cut off sends all at once.
 """
-"""After as many a session counts as silent."""
 
 
 class SchedulerPod(Pod):

@@ -24,7 +24,7 @@ from tinsmith.recipes.dry_run import print_preview
 from tinsmith.recipes.experiment.rules import range_of
 from tinsmith.recipes.scenarios.table import SCENARIOS, configure
 from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
-from tinsmith.recipes.tasks.own_code import import_file
+from tinsmith.recipes.tasks.own_code import import_place
 
 _MAX_WIDTH = 100
 
@@ -113,7 +113,7 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score models, checkpoints and runs side by side: `tinsmith run evaluate`, shorter."""
-    run(context, "evaluate", settings, config, overwrite, False, shows_help)
+    run(context, "evaluate", settings, config, overwrite, shows_help=shows_help)
 
 
 def _show_data(module: Any, parsed: Any, client: Client) -> None:
@@ -207,15 +207,7 @@ def _load(recipe: str) -> Any:
 
 
 def _load_file(recipe: str) -> Any:
-    try:
-        module = import_file(Path(recipe))
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"{recipe} cannot be imported: {type(error).__name__}: {error}",
-            remedy="run it by itself to see where it fails",
-        ) from error
+    module = import_place(recipe)
     for name in ("Config", "main"):
         if not hasattr(module, name):
             raise ConfigurationError(

@@ -6,17 +6,17 @@ shown. Keys without it, or with that of an older root, are good as before: those
 address. The secret that makes the codes opens nothing. A pod that does not know the root gets it
 with the answer about its own key.
 
-A code is hashed twice, as keys of pods are and for the same reason: a chart can compute it.
+A code is derived as keys of pods are (`pod_identity`), so that a chart can compute it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from tinsmith_runtime.rpc.pod_identity import derive_secret
 from tinsmith_runtime.shielded import start
 
 CHECK_LENGTH = 12
@@ -28,7 +28,7 @@ _REFRESH_S = 60.0
 
 def check_secret(root: str) -> str:
     """Return what makes the checks of a root secret."""
-    return _code(root, _PURPOSE)
+    return derive_secret(root, _PURPOSE)
 
 
 def check_of(secret: str, key_id: str, secret_sha256: bytes) -> str:
@@ -39,7 +39,7 @@ def check_of(secret: str, key_id: str, secret_sha256: bytes) -> str:
         key_id: Id of the key.
         secret_sha256: The SHA-256 of its secret.
     """
-    return _code(secret, f"{key_id}\n{secret_sha256.hex()}")[:CHECK_LENGTH]
+    return derive_secret(secret, f"{key_id}\n{secret_sha256.hex()}")[:CHECK_LENGTH]
 
 
 class KeyChecks:
@@ -93,12 +93,3 @@ class KeyChecks:
 
     def _forget_task(self, _: object) -> None:
         self._asking = None
-
-
-def _code(secret: str, text: str) -> str:
-    inner = _sha256(f"{secret}\n{text}")
-    return _sha256(f"{secret}\n{inner}")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -100,8 +100,7 @@ class PodKey:
     @classmethod
     def derive(cls, root: str, identity: PodIdentity) -> PodKey:
         """Return the key of an identity under a root secret."""
-        inner = _sha256(f"{root}\n{_PURPOSE}\n{identity.key_id}")
-        return cls(identity, _sha256(f"{root}\n{inner}"))
+        return cls(identity, derive_secret(root, f"{_PURPOSE}\n{identity.key_id}"))
 
     @classmethod
     def parse(cls, text: str) -> PodKey:
@@ -215,6 +214,12 @@ def verify_pod_key(roots: Sequence[str], key_id: str, secret_sha256: bytes) -> P
     if not any(hmac.compare_digest(each, secret_sha256) for each in expected):
         raise KeyInvalidError("the key of the pod was not made by this deployment's root secret")
     return identity
+
+
+def derive_secret(root: str, text: str) -> str:
+    """Return what a root secret makes of a text, 64 hexadecimal digits; see the module."""
+    inner = _sha256(f"{root}\n{text}")
+    return _sha256(f"{root}\n{inner}")
 
 
 def _sha256(text: str) -> str:

@@ -56,28 +56,36 @@ def load_object(path: str, setting: str) -> Any:
         raise ConfigurationError(
             f"{setting} is {path!r}", remedy="write FILE.py:NAME, or MODULE:NAME"
         )
-    try:
-        module = (
-            import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"{setting}: {place} cannot be imported: {type(error).__name__}: {error}",
-            remedy="run it by itself to see where it fails",
-        ) from error
+    module = import_place(place, f"{setting}: ")
     if not hasattr(module, name):
         raise ConfigurationError(f"{setting}: {place} has no {name}", remedy="correct the name")
     return getattr(module, name)
 
 
-def import_file(file: Path) -> Any:
-    """Return a file of Python as a module, the same one each time.
+def import_place(place: str, prefix: str = "") -> Any:
+    """Return the module of a file, `FILE.py`, or of a name.
+
+    Args:
+        place: Either.
+        prefix: Begins the message of a failure.
 
     Raises:
-        ConfigurationError: If there is no such file.
+        ConfigurationError: If there is no such file or module, or importing it fails.
     """
+    try:
+        if place.endswith(".py"):
+            return _import_file(Path(place))
+        return importlib.import_module(place)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{prefix}{place} cannot be imported: {type(error).__name__}: {error}",
+            remedy="run it by itself to see where it fails",
+        ) from error
+
+
+def _import_file(file: Path) -> Any:
     path = file.expanduser().resolve()
     if not path.is_file():
         raise ConfigurationError(f"{file} is not there", remedy="check the path")

@@ -11,7 +11,7 @@ from typing import Any
 from tinsmith.recipes.tasks import pig_latin
 from tinsmith.recipes.tasks.jsonl import read_lines
 from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
-from tinsmith.recipes.tasks.rl_problems import load_problems
+from tinsmith.recipes.tasks.rl_problems import SHIPPED, load_problems
 from tinsmith.recipes.tasks.row_layouts import ConversationFormatError, read_prompt
 
 _REMEDY = 'write {"prompt": ...} or {"messages": [...]}'
@@ -58,7 +58,7 @@ def load_prompts(data: str) -> PromptSet:
             [pig_latin.build_prompt(phrase) for phrase in split.train_phrases],
             [pig_latin.build_prompt(phrase) for phrase in split.held_out_phrases],
         )
-    if data in ("arithmetic", "small_sums"):
+    if data in SHIPPED:
         problems = load_problems(data)
         return PromptSet(
             [problems.prompt(record) for record in problems.train],
