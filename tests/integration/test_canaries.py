@@ -24,6 +24,8 @@ import tinsmith
 
 _KEYS = 1_000
 _SECRET = re.compile(rb"ts[ke]_[0-9A-Za-z]{12}_[0-9A-Za-z_-]{43}")
+"""What opens a door; the check behind it does not."""
+_KEY = re.compile(rb"(%s)[0-9a-f]{12}" % _SECRET.pattern)
 _CANARIES = {
     "label": "canarylabelquagga",
     "display": "canarydisplayocelot",
@@ -156,12 +158,13 @@ def test_a_thousand_keys_are_in_no_file_and_no_log(
     with deployment.client(api_key=sorted(issued)[0].decode()) as client:
         client.runs.list()
     assert len(issued) == _KEYS
-    assert all(_SECRET.fullmatch(secret) for secret in issued)
+    opening = {found[1] for key in issued if (found := _KEY.fullmatch(key))}
+    assert len(opening) == _KEYS
     found = [
         (path.name, secret)
         for path in folder.rglob("*")
         if path.is_file()
         for secret in _SECRET.findall(path.read_bytes())
-        if secret in issued
+        if secret in opening
     ]
     assert found == []
