@@ -338,7 +338,7 @@ bench-engine: venv ## Compare the packed engine with sequential PEFT, in one pro
 bench-tenants: venv ## Compare 16 clients of the whole service with sequential PEFT
 	$(BIN)/python -m bench.tenants
 
-bench-fairness: venv ## Compare a quiet project alone and beside one that floods, with curves
+bench-fairness: venv ## Compare a quiet project alone and beside one that floods, and one key beside four (6 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fairness
 
 bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 30 futures each

@@ -27,6 +27,7 @@ from tests.fakes.gateway_harness import (
 )
 from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
 from tests.support.memory import num_kept_by_errors, without_collector
+from tests.support.wait import TIMEOUT_S as WAIT_S
 from tests.support.wait import eventually
 
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
@@ -328,12 +329,19 @@ async def test_the_end_does_not_wait_for_ever(tmp_path: Path, protocol: Protocol
 async def test_hundreds_of_waits_leave_room(rig: GatewayRig, protocol: Protocol) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=f"http://{rig.gateway.address}", limits=limits, timeout=TIMEOUT_S
+        base_url=f"http://{rig.gateway.address}", limits=limits, timeout=WAIT_S
     ) as http:
         waiting = [
             asyncio.create_task(http.post("/wait", headers=headers(rig))) for _ in range(300)
         ]
-        await eventually(lambda: protocol.num_entered >= 300)
+
+        def all_wait() -> bool:
+            """Raise what a wait was refused with."""
+            ended = [task.result() for task in waiting if task.done()]
+            assert not ended
+            return protocol.num_entered >= 300
+
+        await eventually(all_wait)
         assert (await http.get("/healthz")).status_code == 200
         assert (await rig.get_run_status()).run == RUN
         protocol.hold.set()

@@ -14,6 +14,7 @@ from google.longrunning import operations_pb2
 from grpc_status import rpc_status
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY
+from tests.support.wait import TIMEOUT_S as WAIT_S
 
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import (
@@ -246,6 +247,8 @@ class GatewayRig:
             "scheduler_address": self.scheduler.server.address,
             "pod_key": POD_KEY,
             "drain_timeout_s": 5.0,
+            # Clients of a test share its event loop: a busy machine may keep them from writing.
+            "handshake_timeout_s": WAIT_S,
             **self._settings,
         }
         self.gateway = GatewayPod(GatewayConfig(**config))
