@@ -42,13 +42,14 @@ Ask = Callable[[Limits, str], Admission]
         pytest.param(lambda limits, project: limits.admit(project, num_bytes=10), id="bytes"),
     ],
 )
-def test_what_is_in_flight(ask: Ask) -> None:
-    """Each key asks again at once when it is refused, so far oftener than a call ends."""
+@pytest.mark.parametrize("num_asks", [10, 2], ids=["often", "seldom"])
+def test_what_is_in_flight(ask: Ask, num_asks: int) -> None:
+    """Each key asks again when it is refused, most of them far oftener than a call ends."""
     chance = random.Random(0)
     limits = Limits(LimitSettings(max_requests=140, max_waits=140, max_bytes=1400))
     running: list[tuple[float, int, Admission]] = []
     got: Counter[str] = Counter()
-    asks = [project for project, _ in KEYS for _ in range(10)]
+    asks = [project for project, _ in KEYS for _ in range(10 if project == "many" else num_asks)]
     for turn in range(ROUNDS):
         while running and running[0][0] <= turn:
             limits.release(heapq.heappop(running)[2])
@@ -60,6 +61,29 @@ def test_what_is_in_flight(ask: Ask) -> None:
                 heapq.heappush(running, (end, got.total(), admission))
                 got[project] += 1
     assert_equal_shares(got)
+
+
+def test_one_that_comes_late_has_its_part_as_soon_as_places_come_free() -> None:
+    """The polls of the first end all at once, and it would have all of them again."""
+    limits = Limits(LimitSettings(max_waits=48))
+    first = _fill(limits, "many")
+    assert len(first) == 36
+    assert len(_fill(limits, "one")) == 12
+    for poll in first:
+        limits.release(poll)
+        with contextlib.suppress(RateLimitedError):
+            limits.admit("many", is_wait=True)
+        _fill(limits, "one")
+    held = [limits.usage_of(project).num_waits for project in ("many", "one")]
+    assert max(held) - min(held) <= 1, held
+
+
+def _fill(limits: Limits, project: str) -> list[Admission]:
+    polls = []
+    with contextlib.suppress(RateLimitedError):
+        while True:
+            polls.append(limits.admit(project, is_wait=True))
+    return polls
 
 
 async def test_places_to_compile_a_form() -> None:

@@ -11,13 +11,15 @@ served. What all have in flight is a bound of the process's memory, and holds wi
 
 Greedy projects leave room for the next one: each may have so many times what is left free (dynamic
 thresholds: Choudhury and Hahne, 1998). One alone may have three quarters of the whole, two of them
-three sevenths each, and so on.
+three sevenths each, and so on. Those parts are equal only among projects that ask equally often.
+So a project that was refused, and has less than its part, comes first for a while: it may have what
+is free, and those that have their part get nothing more.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,6 +36,8 @@ _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
 _DEFAULT_DELAY_S = 1.0
 _TIMES_FREE = 3
 """A project may have so many times what is left free."""
+_TIMES_WAITED = 2
+"""A project that was refused comes first for so many times the pause that it was told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +81,11 @@ class Usage:
         """Whether nothing is in flight."""
         return not (self.num_requests or self.num_waits)
 
+    def number(self, what: str) -> int:
+        """Return how many requests, waits, bytes or tokens."""
+        number: int = getattr(self, f"num_{what}")
+        return number
+
 
 class Limits:
     """Counts what is in flight by project, and refuses what is too much.
@@ -93,6 +102,8 @@ class Limits:
         self._clock = clock
         self._usage: dict[str, Usage] = {}
         self._all = Usage()
+        # Until when a project that was refused for want of room is waited for.
+        self._refused: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
     def admit(self, project: str | None, num_bytes: int = 0, *, is_wait: bool = False) -> Admission:
         """Count a request until the context that is returned ends.
@@ -108,8 +119,8 @@ class Limits:
         """
         usage = (project is not None and self._usage.get(project)) or Usage()
         is_bound = project is not None
-        self._check("waits" if is_wait else "requests", usage, 1, is_bound=is_bound)
-        self._check("bytes", usage, num_bytes, is_bound=is_bound and usage.num_bytes > 0)
+        self._check("waits" if is_wait else "requests", project, usage, 1, is_bound=is_bound)
+        self._check("bytes", project, usage, num_bytes, is_bound=is_bound and usage.num_bytes > 0)
         if project is not None:
             self._usage[project] = usage
         for counted in (usage, self._all):
@@ -137,7 +148,7 @@ class Limits:
         usage = admission.usage
         # Alone, a request may be as large as requests may be.
         has_others = admission.project is not None and usage.num_bytes > admission.num_bytes
-        self._check("bytes", usage, num_bytes, is_bound=has_others)
+        self._check("bytes", admission.project, usage, num_bytes, is_bound=has_others)
         usage.num_bytes += num_bytes
         self._all.num_bytes += num_bytes
         admission.num_bytes += num_bytes
@@ -147,7 +158,7 @@ class Limits:
         """Count tokens of an admitted request; see `Admission.add_tokens`."""
         usage = admission.usage
         has_others = usage.num_tokens > admission.num_tokens
-        self._check("tokens", usage, num_tokens, is_bound=has_others)
+        self._check("tokens", admission.project, usage, num_tokens, is_bound=has_others)
         usage.num_tokens += num_tokens
         admission.num_tokens += num_tokens
 
@@ -171,12 +182,15 @@ class Limits:
         if usage.is_idle and admission.project is not None:
             self._usage.pop(admission.project, None)
 
-    def _check(self, what: str, usage: Usage, added: int, *, is_bound: bool) -> None:
-        of_project, of_all = getattr(usage, f"num_{what}"), getattr(self._all, f"num_{what}")
+    def _check(
+        self, what: str, project: str | None, usage: Usage, added: int, *, is_bound: bool
+    ) -> None:
+        of_project, of_all = usage.number(what), self._all.number(what)
         limit: int = getattr(self._settings, f"max_{what}_per_project")
         # Tokens are bounded by project alone.
         limit_of_all: int = getattr(self._settings, f"max_{what}", 0)
         if limit_of_all and of_all + added > limit_of_all:
+            self._wait_for(what, project, usage)
             raise self._refusal(
                 f"the server has too many {what} in flight: {of_all + added} with this request, "
                 f"{limit_of_all} allowed",
@@ -184,18 +198,44 @@ class Limits:
                 f"{what} of all projects",
                 limit_of_all,
             )
-        if not is_bound or not of_project:
+        if project is None or not is_bound or not of_project:
             return
-        if limit_of_all:
-            part = _TIMES_FREE * (limit_of_all - of_all)
-            limit = min(limit, part) if limit else part
-        if limit and of_project + added > limit:
+        if limit_of_all and not (limit and of_project + added > limit):
+            limit = self._part(what, project, limit_of_all)
+            if of_project + added > limit:
+                self._wait_for(what, project, usage)
+        elif not limit:
+            return
+        if of_project + added > limit:
             raise self._refusal(
                 f"this project has too many {what} in flight: {of_project + added} with this "
                 f"request, {limit} allowed",
                 usage,
                 what,
                 limit,
+            )
+
+    def _part(self, what: str, project: str, limit_of_all: int) -> int:
+        """Return how much of a whole a project may have at the moment."""
+        free = limit_of_all - self._all.number(what)
+        mine, part = self.usage_of(project).number(what), _TIMES_FREE * free
+        now_s, refused = self._clock(), self._refused[what]
+        for name in [name for name, until_s in refused.items() if until_s < now_s]:
+            del refused[name]
+        others = [self.usage_of(name).number(what) for name in refused if name != project]
+        if not others:
+            return part
+        # What all of these would have if they shared what the rest leaves.
+        room = free + mine + sum(others)
+        equal = _TIMES_FREE * room // (1 + _TIMES_FREE * (1 + len(others)))
+        if mine < equal:
+            return max(part, min(equal, mine + free))
+        return min(part, equal) if min(others) < equal else part
+
+    def _wait_for(self, what: str, project: str | None, usage: Usage) -> None:
+        if project is not None:
+            self._refused[what][project] = (
+                self._clock() + _TIMES_WAITED * self.delay_s(usage) + _DEFAULT_DELAY_S
             )
 
     def _refusal(self, problem: str, usage: Usage, what: str, limit: int) -> RateLimitedError:
