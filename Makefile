@@ -168,6 +168,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/python docs/limits.py --check
 	$(BIN)/python docs/metrics.py --check
 	$(BIN)/python -m docs.errors --check
+	$(BIN)/python -m docs.recipes --check
 	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
@@ -177,7 +178,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/references.py docs/hooks.py clients/python/generate_forms.py
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/recipes.py docs/references.py docs/hooks.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -196,13 +197,14 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
-docs: venv ## Draw docs/architecture.svg, and write permissions.md, variables.md, limits.md, metrics.md and errors.md, from the code
+docs: venv ## Draw docs/architecture.svg, and write permissions.md, variables.md, limits.md, metrics.md, errors.md and recipes.md, from the code
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/permissions.py
 	$(BIN)/python docs/variables.py
 	$(BIN)/python docs/limits.py
 	$(BIN)/python docs/metrics.py
 	$(BIN)/python -m docs.errors
+	$(BIN)/python -m docs.recipes
 
 sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py

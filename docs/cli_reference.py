@@ -1,4 +1,4 @@
-"""The reference of the command line: what each command and each recipe says of itself."""
+"""The reference of the command line: what each command says of itself."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ os.environ["COLUMNS"] = "96"
 import typer
 
 from tinsmith.cli.app import build_app
-from tinsmith.cli.recipe import RECIPES, describe_recipe, describe_scenarios
 
 
 def pages() -> Mapping[str, str]:
     """Return the pages by their names below the folder of references."""
-    return {"cli/index.md": _commands(), "cli/recipes.md": _recipes()}
+    return {"cli/index.md": _commands()}
 
 
 def _commands() -> str:
     names = sorted(_root("").commands)
     parts = [
         "# Commands\n\nGenerated from the code: what `--help` says of each command. "
-        "Settings of `tinsmith run` are on [a page of their own](recipes.md).\n"
+        "Settings of `tinsmith run` are on [a page of their own](../../recipes.md).\n"
     ]
     return "\n".join([*parts, *(command_help(name) for name in names)])
 
@@ -47,15 +46,3 @@ def _described(command: Any, parent: Any) -> Iterator[str]:
     yield f"{marks} {context.command_path}\n\n```text\n{command.get_help(context).strip()}\n```\n"
     for sub in getattr(command, "commands", {}).values():
         yield from _described(sub, context)
-
-
-def _recipes() -> str:
-    parts = [
-        "# Settings of recipes\n\nGenerated from the code: what `tinsmith run RECIPE --help` says. "
-        "A setting is a word `name=value` behind the recipe, or a line of the file of `--config`. "
-        "`--dry-run` shows what `supervised` or `dpo` would train on, and makes no run.\n"
-    ]
-    for recipe in RECIPES:
-        parts.append(f"## {recipe}\n\n```text\n{describe_recipe(recipe).strip()}\n```\n")
-    parts.append(f"## scenario\n\n```text\n{describe_scenarios().strip()}\n```\n")
-    return "\n".join(parts)

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.fakes.local_servers import local_server
 from tests.integration.servers import Deployment
 
 import tinsmith
+from tinsmith.local_servers import Announcement
 from tinsmith.v1 import scheduler_pb2
 
 TOKENS = [5, 9, 12, 40, 7, 22, 31, 60]
@@ -255,6 +257,7 @@ def test_the_command_line(
 
     monkeypatch.setenv("TINSMITH_ADDRESS", embedded.address)
     monkeypatch.setenv("TINSMITH_API_KEY", embedded.api_key)
+    monkeypatch.setenv("TINSMITH_STATE_DIR", str(tmp_path / "state"))
 
     def invoke(*arguments: str) -> str:
         with pytest.raises(SystemExit) as ended:
@@ -280,6 +283,14 @@ def test_the_command_line(
     folder = tmp_path / "peft"
     assert told("export", saved.name, "--output", str(folder))["format"] == "peft"
     assert (folder / "adapter_config.json").is_file()
+    settings = folder / "adapter_config.json"
+    assert json.loads(settings.read_text())["base_model_name_or_path"] == "tiny"
+    # A server of this machine says where the model lies, and PEFT finds it there.
+    announced = local_server(embedded.address, model_sources={"tiny": "/models/tiny"})
+    with Announcement(tmp_path / "state", announced):
+        shown = invoke("export", saved.name, "--output", str(folder))
+    assert "AutoModelForCausalLM.from_pretrained('/models/tiny')" in shown
+    assert json.loads(settings.read_text())["base_model_name_or_path"] == "/models/tiny"
     assert told("import", str(folder), run.name, "c")["kind"] == "sampler"
     files = told("download", saved.name, str(tmp_path / "whole"))["files"]
     assert len(files) == 3

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs import contract_reference, decisions_reference, errors, hooks, sdk_reference
+from docs import contract_reference, decisions_reference, errors, hooks, recipes, sdk_reference
 from tests.support.code_blocks import (
     PYTHON,
     ROOT,
@@ -108,6 +108,13 @@ def test_every_reason_of_an_error_has_an_entry() -> None:
 
 def test_the_page_of_errors_is_that_of_the_code() -> None:
     assert errors.PAGE.read_text() == errors.page(), "run make docs"
+
+
+def test_the_page_of_recipes_is_that_of_the_code() -> None:
+    assert recipes.PAGE.read_text() == recipes.page(), "run make docs"
+    rows = [line for line in recipes.page().splitlines() if line.startswith("| `")]
+    assert [line for line in rows if line.endswith("|  |")] == []
+    assert any("| `learning_rate` |" in line for line in rows)
 
 
 def test_the_contract_is_described_from_its_comments() -> None:

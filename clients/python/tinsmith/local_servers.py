@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -40,6 +41,7 @@ class LocalServer:
         start_time: When it began to serve.
         data_dir: Where it keeps everything.
         models: Its base models.
+        model_sources: Folder or hub id of each base model. Only this file says where folders are.
         device: What it computes on, in words.
         is_running: Whether the process still holds its file.
     """
@@ -51,6 +53,7 @@ class LocalServer:
     start_time: datetime.datetime
     data_dir: str = ""
     models: tuple[str, ...] = ()
+    model_sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""
     is_running: bool = True
 
@@ -155,6 +158,17 @@ def server_in_use(state_dir: Path) -> LocalServer | None:
     return None
 
 
+def model_sources(state_dir: Path, address: str) -> Mapping[str, str]:
+    """Return the folder or hub id of each base model of a server of this user, by name.
+
+    Nothing is known of another server: its files are on another machine, or another user's.
+    """
+    for server in list_servers(state_dir):
+        if server.address == address and server.is_running:
+            return server.model_sources
+    return {}
+
+
 def chosen_address(state_dir: Path) -> str:
     """Return the address that `tinsmith use` named; empty if none."""
     try:
@@ -192,6 +206,10 @@ def _read(path: Path) -> LocalServer:
                 start_time=datetime.datetime.fromisoformat(values["start_time"]),
                 data_dir=str(values.get("data_dir", "")),
                 models=tuple(map(str, values.get("models", ()))),
+                model_sources={
+                    str(name): str(source)
+                    for name, source in values.get("model_sources", {}).items()
+                },
                 device=str(values.get("device", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -292,6 +292,7 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         f"  key      {server.api_key}\n"
         f"           {tinker_key}   the same, as tinker spells it\n"
         f"  data     {config.data_dir}\n"
+        "  log      here, a line of JSON for each event; --log-level INFO tells more\n"
         f"  device   {server.placement}\n"
         f"  bits     {_promise(server.exactness)}\n"
         "Clients on this machine:\n"

@@ -182,6 +182,7 @@ def _run_tiny(arguments: argparse.Namespace, output: Path, work: Path) -> list[R
     _console.print(f"made a model with random weights in {tiny}")
     rows = []
     server = ServerProcess(work / "server", {TINY: tiny}, num_threads=arguments.threads)
+    _console.print(f"the log of the server is {server.log}", highlight=False)
     with server:
         begin_s = parts.begin(_WARM_START)
         with tinsmith.Client(server.address, server.api_key) as client:
@@ -244,6 +245,7 @@ def _run_own(arguments: argparse.Namespace, output: Path, work: Path) -> list[Ro
         ServerProcess(work / "server", {name: model}, num_threads=arguments.threads) as server,
         tinsmith.Client(server.address, server.api_key) as client,
     ):
+        _console.print(f"the log of the server is {server.log}", highlight=False)
         begin_s = parts.begin(_SUPERVISED)
         config = supervised.Config(
             base_model=name,

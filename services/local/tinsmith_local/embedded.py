@@ -330,6 +330,7 @@ def describe_server(server: EmbeddedServer, config: EmbeddedConfig) -> LocalServ
         start_time=datetime.datetime.now(datetime.UTC),
         data_dir=str(config.data_dir.resolve()),
         models=tuple(config.models),
+        model_sources=tokenizer_ids(config.models, is_loopback=True),
         device=str(server.placement),
     )
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.run_log import RunLog
 from tinsmith.types import Datum, ModelInput
 
@@ -22,12 +23,15 @@ CHECKPOINT = "projects/default/trainingRuns/run-1/checkpoints/final"
 
 def run(folder: Path, *, num_steps: int = 4, observer: Observer | None = None) -> None:
     log = RunLog(
-        folder, title="supervised a-long-name.jsonl", num_steps=num_steps, observer=observer
+        folder,
+        title="supervised a-long-name.jsonl",
+        num_steps=num_steps,
+        observer=observer,
+        picture=Picture("a", Curve("loss", "loss")),
     )
     with log:
         for step in range(num_steps):
             log.add(step, METRICS)
-        log.plot("a", Curve("loss", "loss"))
         log.say_end(["score: 0 -> 1"], "projects/default/trainingRuns/run-1", CHECKPOINT)
 
 

@@ -188,6 +188,28 @@ def test_a_sample_goes_through_the_chat_template(
     assert len(local.state.last["Sample"].prompt.chunks[0].tokens.data) < templated
 
 
+def test_an_answer_without_text_is_told_beside_it(
+    local: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.state.tokenizer_files = make_files(CHATML)
+    monkeypatch.setattr("tinsmith.text.tokenizer.Tokenizer.decode", lambda *_, **__: " ")
+    assert invoke("sample", "hello", "--base-model", "tiny") == 0
+    printed = capsys.readouterr()
+    assert printed.out == " \n"
+    assert printed.err.startswith("the answer is empty: ")
+
+
+def test_a_prompt_that_is_too_long_is_told_once_what_to_do(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.state.tokenizer_files = make_files(CHATML)
+    text = "the prompt has 9 tokens and leaves no room in the context of 8; shorten it"
+    status = make_status(code_pb2.RESOURCE_EXHAUSTED, "SEQUENCE_TOO_LONG", text)
+    local.state.fail_calls["Sample"] = [status]
+    assert invoke("sample", "hello", "--base-model", "tiny") == 1
+    assert capsys.readouterr().err == f"error: {text} (SEQUENCE_TOO_LONG)\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -42,7 +42,8 @@ def local(
     (tmp_path / "good.jsonl").write_text('{"question": "1+1", "answer": "#### 2"}\n' * 3)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "bad.toml").write_text("num_steps = 5\n[")
-    with Announcement(tmp_path / "state", local_server(server.address)):
+    told = local_server(server.address, model_sources={"tiny": "/models/tiny"})
+    with Announcement(tmp_path / "state", told):
         yield server
 
 
@@ -144,7 +145,12 @@ def test_the_models_that_are_served_are_listed(
     local: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke("models", "list") == 0
-    assert "tiny" in capsys.readouterr().out
+    heading, row = capsys.readouterr().out.splitlines()
+    assert (heading.split()[-1], row.split()[0], row.split()[-1]) == (
+        "SOURCE",
+        "tiny",
+        "/models/tiny",
+    )
     assert invoke("models", "--help") == 0
     assert "build-tiny" in capsys.readouterr().out
 

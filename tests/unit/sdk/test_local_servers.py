@@ -16,7 +16,13 @@ from tests.fakes.local_servers import local_server
 
 import tinsmith
 from tinsmith import cli
-from tinsmith.local_servers import Announcement, choose, chosen_address, list_servers
+from tinsmith.local_servers import (
+    Announcement,
+    choose,
+    chosen_address,
+    list_servers,
+    model_sources,
+)
 from tinsmith.settings import resolve_settings
 
 FIRST, SECOND = "127.0.0.1:7377", "127.0.0.1:7379"
@@ -43,6 +49,14 @@ def both(state: Path, other_pid: int) -> Iterator[contextlib.ExitStack]:
     with Announcement(state, local_server(FIRST)), contextlib.ExitStack() as stack:
         stack.enter_context(Announcement(state, second))
         yield stack
+
+
+def test_only_a_server_of_this_machine_tells_where_its_models_lie(state: Path) -> None:
+    sources = {"tiny": "/models/tiny", "qwen": "Qwen/Qwen3-0.6B"}
+    with Announcement(state, local_server(FIRST, model_sources=sources)):
+        assert model_sources(state, FIRST) == sources
+        assert model_sources(state, SECOND) == {}
+    assert model_sources(state, FIRST) == {}
 
 
 def address() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ from tinsmith.checkpoints.tasks import Progress
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
+from tinsmith.local_servers import model_sources
+from tinsmith.settings import state_dir
 from tinsmith.types import Checkpoint, CheckpointExport
 
 app = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
@@ -137,19 +140,53 @@ def export(
         if output is not None:
             with _bar("downloading", is_shown=not as_json) as progress:
                 client.checkpoints.download(made, output, progress=progress)
+            sources = model_sources(state_dir(), client.origin.address)
     _show(made, as_json=as_json)
-    if output is not None and not as_json:
-        print(f"written to {output}; load it with:")
-        for line in _loading_lines(export_format, output):
-            print(f"  {line}")
+    if output is not None:
+        base = _name_base_model(output, sources) if export_format == "peft" else ""
+        if not as_json:
+            print(f"written to {output}; load it with:")
+            for line in _loading_lines(export_format, output, base):
+                print(f"  {line}")
 
 
-def _loading_lines(export_format: str, folder: Path) -> list[str]:
-    """Return the Python that loads an export."""
+def _name_base_model(folder: Path, sources: Mapping[str, str]) -> str:
+    """Write where the base model lies into an adapter that was downloaded, and return that.
+
+    The server writes its own name of the model, since its folders mean nothing elsewhere. On its
+    machine they do, and `AutoPeftModelForCausalLM` finds the model by them.
+
+    Returns:
+        Folder or hub id of the base model; empty if it is not known here.
+    """
+    path = folder / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    source = sources.get(settings.get("base_model_name_or_path", ""), "")
+    if source:
+        settings["base_model_name_or_path"] = source
+        path.write_text(json.dumps(settings, indent=1, sort_keys=True), encoding="utf-8")
+    return source
+
+
+def _loading_lines(export_format: str, folder: Path, base: str) -> list[str]:
+    """Return the Python that loads an export.
+
+    Args:
+        export_format: `peft` or `merged`.
+        folder: Where it is.
+        base: Folder or hub id of the base model; empty if it is not known here.
+    """
     if export_format == "merged":
         return [
             "from transformers import AutoModelForCausalLM",
             f"model = AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+        ]
+    if base:
+        return [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM",
+            f"model = AutoModelForCausalLM.from_pretrained({base!r})",
+            f"model = PeftModel.from_pretrained(model, {str(folder)!r})",
         ]
     return [
         "from peft import PeftModel  # model: the base model, by AutoModelForCausalLM",

@@ -34,6 +34,8 @@ _REMEDIES = MappingProxyType(
 )
 _ADVICE = re.compile(r"; (?:Get|List)[A-Z][A-Za-z]+ lists .*")
 """What servers add to messages in the words of the contract, and the remedy says anew."""
+_SELF_EXPLAINED = frozenset({"INVALID_FIELD", "SEQUENCE_TOO_LONG"})
+"""Reasons whose messages say after a semicolon what to do."""
 
 
 def describe(error: Exception) -> str:
@@ -62,8 +64,7 @@ def _describe_known(error: TinsmithError) -> str:
     message = " ".join(error.message.split())
     if remedy:
         message = _ADVICE.sub("", message)
-    if error.reason == "INVALID_FIELD" and "; " in message:
-        # The message says how the field is corrected.
+    if error.reason in _SELF_EXPLAINED and "; " in message:
         remedy = ""
     label = f" ({error.reason})" if error.reason else ""
     return f"{message}{label}; {remedy}" if remedy else f"{message}{label}"

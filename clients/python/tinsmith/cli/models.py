@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import typer
 
 from tinsmith.cli.connection import connect
 from tinsmith.cli.output import AsJson, show_list
+from tinsmith.local_servers import model_sources
+from tinsmith.settings import state_dir
+from tinsmith.types import ModelInfo
 
 app = typer.Typer(help="List the base models that are served, and make small ones.")
 
@@ -17,11 +23,31 @@ _COLUMNS = {
     "exactness": "EXACTNESS",
     "num_parameters": "PARAMETERS",
     "reads_images": "IMAGES",
+    "source": "SOURCE",
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ListedModel(ModelInfo):
+    """A base model, and the folder or hub id that a server of this machine loads it from."""
+
+    source: str = ""
 
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the base models that are served, and what can be done with them."""
+    """List the base models that are served, and what can be done with them.
+
+    Of a server of your own on this machine, it shows the folder or hub id of each, too.
+    """
     with connect("tinsmith models list") as client:
-        show_list(client.list_models(), _COLUMNS, as_json=as_json)
+        sources = model_sources(state_dir(), client.origin.address)
+        rows = [
+            _ListedModel(**_fields(model), source=sources.get(model.base_model, ""))
+            for model in client.list_models()
+        ]
+        show_list(rows, _COLUMNS, as_json=as_json)
+
+
+def _fields(model: ModelInfo) -> dict[str, Any]:
+    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib
 import inspect
 import re
 import shutil
 import signal
 import textwrap
-import typing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tinsmith.cli.recipe_settings import settings_of
 from tinsmith.client import Client
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
-from tinsmith.field_docstrings import field_docstrings
 from tinsmith.recipes.dry_run import print_preview
-from tinsmith.recipes.experiment.rules import range_of
 from tinsmith.recipes.scenarios.table import SCENARIOS, configure
 from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
 from tinsmith.recipes.tasks.own_code import import_place
@@ -78,7 +75,7 @@ def run(
     if recipe == SCENARIO:
         module, parsed = configure(words, config)
     else:
-        module = _load(recipe)
+        module = load_recipe(recipe)
         axes, rest = read_axes(module.Config, words)
         parsed = (
             Sweep(recipe, module, axes, rest, config)
@@ -150,31 +147,19 @@ def describe_recipe(recipe: str) -> str:
     Raises:
         ConfigurationError: If there is no such recipe.
     """
-    module = _load(recipe)
+    module = load_recipe(recipe)
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     lines = [f"Usage: tinsmith run {recipe} [key=value]...", ""]
     for paragraph in inspect.cleandoc(module.__doc__ or "").split("\n\n"):
         lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
     lines.append("Settings:")
-    meanings = field_docstrings(module.Config)
-    hints = typing.get_type_hints(module.Config)
-    for field in dataclasses.fields(module.Config):
-        kind = getattr(hints[field.name], "__name__", str(hints[field.name]))
-        lines.append(f"  {field.name}={_default_of(field)}  ({kind})")
-        meaning = meanings.get(field.name) or range_of(field.name).capitalize()
-        indent = " " * 6
+    indent = " " * 6
+    for setting in settings_of(module.Config):
+        lines.append(f"  {setting.name}={setting.default}  ({setting.kind})")
         lines += textwrap.wrap(
-            " ".join(meaning.split()), width, initial_indent=indent, subsequent_indent=indent
+            setting.meaning, width, initial_indent=indent, subsequent_indent=indent
         )
     return "\n".join(lines)
-
-
-def _default_of(field: dataclasses.Field[Any]) -> str:
-    """Return a default as it is written on the command line; empty if there is none to write."""
-    default = field.default
-    if default is None or default is dataclasses.MISSING:
-        return ""
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _interrupt(_number: int, _frame: Any) -> None:
@@ -184,7 +169,12 @@ def _interrupt(_number: int, _frame: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def _load(recipe: str) -> Any:
+def load_recipe(recipe: str) -> Any:
+    """Return the module of a recipe: one that ships, or a file of the user.
+
+    Raises:
+        ConfigurationError: If there is none, or it is no recipe.
+    """
     if recipe.endswith(".py"):
         return _load_file(recipe)
     name = f"tinsmith.recipes.{recipe}"

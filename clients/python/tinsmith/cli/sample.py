@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from tinsmith.cli.output import show_json
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.sampling.sampler import Sampler
-from tinsmith.types import ModelInput, SamplingParams
+from tinsmith.types import ModelInput, SampledSequence, SamplingParams
 
 BaseModel = Annotated[str, typer.Option(help="Sample from a base model.")]
 Checkpoint = Annotated[str, typer.Option(help="Sample from a checkpoint.")]
@@ -86,7 +87,16 @@ def sample(
         samples = [{"text": text, **dataclasses.asdict(sequence)} for sequence, text in rows]
         show_json({"seed": result.seed, "samples": samples})
         return
-    for index, text in enumerate(texts):
+    for index, (sequence, text) in enumerate(zip(result.sequences, texts, strict=True)):
         if num_samples > 1:
             print(f"--- {index + 1}")
         print(text)
+        if not text.strip():
+            print(_describe_silence(sequence), file=sys.stderr)
+
+
+def _describe_silence(sequence: SampledSequence) -> str:
+    """Return why an answer shows nothing."""
+    if sequence.stop_reason == "stop":
+        return "the answer is empty: the model ended its turn at once"
+    return f"the answer is empty: none of its {len(sequence.tokens)} tokens is text"

@@ -45,7 +45,7 @@ from tinsmith.types import Datum
 
 __all__ = ["Config", "Summary", "main", "preview"]
 
-CURVE = Curve("dpo_loss", "loss per pair")
+CURVE = Curve("dpo_loss", "loss per pair", held_out="held_out_dpo_loss")
 METRICS = ("dpo_loss", "accuracy", "margin", "chosen_reward", "rejected_reward")
 
 _Array = NDArray[np.float64]

@@ -21,7 +21,9 @@ from tinsmith.recipes.experience import (
     Scores,
     Source,
     SourceConfig,
+    answers_of,
     group_metrics,
+    length_metrics,
 )
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.scripted_sampler import ScriptedSampler
@@ -197,6 +199,7 @@ def group_experience(result: GroupResult[Any]) -> Experience:
         "turns": _mean([len(play.turns) for play in plays]),
         "replaced": float(result.report.num_replaced),
         "lost": float(result.report.num_lost),
+        **length_metrics(answers_of(plays)),
         **outcome_metrics(plays),
         **group_metrics(group.rewards for group in result.groups),
     }

@@ -7,12 +7,12 @@ their advantages. It scores what is never trained on, and it may have a teacher 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.rollouts import DatumArrays
+from tinsmith.rollouts import DatumArrays, Trajectory
 from tinsmith.training.training_run import TrainingRun
 
 IS_SUCCESS, METRICS = "is_success", "metrics"
@@ -71,6 +71,26 @@ def group_metrics(groups: Iterable[Sequence[float]]) -> dict[str, float]:
         return {}
     num_dead = sum(spread == 0 for spread in spreads)
     return {"reward_spread": fmean(spreads), "dead_group_fraction": num_dead / len(spreads)}
+
+
+def length_metrics(answers: Iterable[tuple[int, str]]) -> dict[str, float]:
+    """Return how long answers are, and which share was cut off; dashboards know the names.
+
+    Args:
+        answers: Number of tokens and stop reason of the answer of each turn.
+    """
+    said = list(answers)
+    if not said:
+        return {}
+    return {
+        "response_tokens": fmean(num_tokens for num_tokens, _ in said),
+        "truncated_fraction": fmean(stop_reason == "length" for _, stop_reason in said),
+    }
+
+
+def answers_of(plays: Iterable[Trajectory]) -> Iterator[tuple[int, str]]:
+    """Yield the number of tokens and the stop reason of each turn."""
+    return ((turn.num_tokens, turn.stop_reason) for play in plays for turn in play.turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tinsmith.client import Client
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import SAMPLES_FILE, Experiment, RunConfig
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import open_log, say_finished
 from tinsmith.recipes.steps_ahead import LoopConfig, SentStep, train_ahead
@@ -96,7 +97,10 @@ def fit(
             return summary
         progress = ResumableRun(config, client, experiment, observer)
         title = f"{recipe} {Path(config.data).name}"
-        log = open_log(experiment, config, title, progress.run, progress.first_step, observer)
+        picture = Picture(f"{recipe}: {config.data}", curve)
+        log = open_log(
+            experiment, config, title, progress.run, progress.first_step, observer, picture
+        )
 
         def score(num_done: int) -> Evaluation:
             """Score what was held out, unless no sampler is there, and keep some answers."""
@@ -118,14 +122,15 @@ def fit(
             for text in first if is_at_a_desk else ():
                 log.show("data, of which is trained on what stands between ⟦ and ⟧:", text)
             before = Evaluation(progress.once("before", lambda: score(0).metrics))
+            log.note_scores(0, before.metrics)
             train_ahead(
                 config, progress, log, make_submit(progress), lambda step: score(step).metrics
             )
             checkpoint = progress.save(progress.last_step, config.checkpoint)
             after = score(progress.last_step)
+            log.note_scores(progress.last_step, after.metrics)
             losses = [row[curve.metric] for row in log.rows]
             summary = Summary(progress.run.name, checkpoint, before, after, losses)
-            log.plot(f"{recipe}: {config.data}", curve)
             experiment.finish(asdict(summary))
             log.say_end(_describe(summary), summary.run, summary.checkpoint)
     return summary

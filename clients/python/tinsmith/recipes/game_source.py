@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tinsmith.games import GameOverError, League, LeaguePlayer, Player, TableInstance, sit_down
-from tinsmith.recipes.experience import Experience, Scores
+from tinsmith.recipes.experience import Experience, Scores, answers_of, length_metrics
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.scripted_sampler import ScriptedSampler
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
@@ -315,6 +315,7 @@ class GameSource:
         rewards = [group.rewards[0] for group in result.groups]
         metrics["is_success"] = _mean([reward > 0 for reward in rewards])
         metrics["turns"] = _mean([len(play.turns) for play in plays])
+        metrics |= length_metrics(answers_of(plays))
         metrics["forfeited"] = float(self._num_forfeited)
         metrics["lost"] = float(result.report.num_lost)
         return metrics

@@ -19,7 +19,14 @@ from tinsmith.client import Client
 from tinsmith.errors import NotFoundError
 from tinsmith.games import League
 from tinsmith.recipes.agents import RecipeAgent
-from tinsmith.recipes.experience import Experience, Scores, Source, SourceConfig
+from tinsmith.recipes.experience import (
+    Experience,
+    Scores,
+    Source,
+    SourceConfig,
+    answers_of,
+    length_metrics,
+)
 from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import RunConfig
 from tinsmith.recipes.experiment.resume import ResumableRun, save_named, unique_name
@@ -258,6 +265,7 @@ class MatchSource(Source):
         }
         metrics["is_success"] = _mean([seat.trajectory.reward > 0 for seat in played])
         metrics["turns"] = _mean([len(seat.trajectory.turns) for seat in played])
+        metrics |= length_metrics(answers_of(seat.trajectory for seat in played))
         metrics["lost"] = float(self._config.games.num_games - len(played))
         return metrics
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinsmith.recipes.experience import Experience
 from tinsmith.recipes.gradient_step import ScheduleConfig, SubmittedStep, submit_data
-from tinsmith.rollouts import DatumArrays
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import ForwardBackwardOutput
+from tinsmith.types import FloatArray
 
 KL = "optim/kl_sample_train_v1"
 """How far the weights that sampled are from those that are trained."""
@@ -66,7 +66,11 @@ def wait_for_step(experience: Experience, submitted: SubmittedStep | None) -> di
     return {
         **metrics,
         "grad_norm": grad_norm,
-        **_compare(experience.sequences, result),
+        **compare_logprobs(
+            [arrays.logprobs for arrays in experience.sequences],
+            [output.logprobs for output in result.outputs],
+            [arrays.mask > 0 for arrays in experience.sequences],
+        ),
     }
 
 
@@ -95,23 +99,27 @@ def mean_of(rewards: Sequence[float]) -> float:
     return float(np.mean(rewards)) if len(rewards) else math.nan
 
 
-def _compare(sequences: Sequence[DatumArrays], result: ForwardBackwardOutput) -> dict[str, float]:
+def compare_logprobs(
+    sampled: Sequence[FloatArray], trained: Sequence[FloatArray], masks: Sequence[NDArray[np.bool_]]
+) -> dict[str, float]:
     """Return how sampled and trained log-probabilities of the sampled tokens differ.
 
     The KL of sampler and trainer is estimated in two ways: by the mean difference, and by half the
     mean square. The names are those of tinker-cookbook. Above 0.01 training is unstable.
+
+    Args:
+        sampled: Log-probabilities of each sequence when it was sampled, [T].
+        trained: Those of the trainer, [T].
+        masks: Where a token was sampled, [T].
     """
-    masks = [arrays.mask > 0 for arrays in sequences]
-    sampled = np.concatenate(
-        [arrays.logprobs[mask] for arrays, mask in zip(sequences, masks, strict=True)]
+    before, after = (
+        np.concatenate([values[mask] for values, mask in zip(each, masks, strict=True)])
+        for each in (sampled, trained)
     )
-    trained = np.concatenate(
-        [output.logprobs[mask] for output, mask in zip(result.outputs, masks, strict=True)]
-    )
-    gaps = sampled - trained
+    gaps = before - after
     return {
         "mismatch": float(np.abs(gaps).max(initial=0.0)),
         KL: float(gaps.mean()),
         "optim/kl_sample_train_v2": float(0.5 * np.square(gaps).mean()),
-        "optim/entropy": float(-sampled.mean()),
+        "optim/entropy": float(-before.mean()),
     }

@@ -17,6 +17,7 @@ from tinsmith.recipes.experience import (
     Source,
     SourceConfig,
     group_metrics,
+    length_metrics,
 )
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.tasks.arithmetic import MathRecord, format_reward, is_formatted, is_right
@@ -112,6 +113,11 @@ class ProblemSource(Source):
         metrics = {
             IS_SUCCESS: _mean([is_right(record, answer) for record, answer in pairs]),
             "is_formatted": _mean([is_formatted(answer) for _, answer in pairs]),
+            **length_metrics(
+                (len(sample.tokens), sample.stop_reason)
+                for samples in samples_PG
+                for sample in samples
+            ),
             **group_metrics(rewards_PG.tolist()),
         }
         return [Experience(sequences, rewards_PG.size, float(rewards_PG.mean()), metrics)]

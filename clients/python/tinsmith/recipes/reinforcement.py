@@ -25,6 +25,7 @@ from tinsmith.recipes.experiment.experiment import LAST_SCORES_FILE, Experiment,
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
@@ -141,10 +142,18 @@ def learn(
         progress = ResumableRun(config, client, experiment, observer)
         source = make_source(progress, experiment)
         title = f"{about.recipe} {about.task} seed {config.seed}"
-        log = open_log(experiment, config, title, progress.run, progress.first_step, observer)
+        picture = Picture(
+            f"{about.recipe}: {about.task}, seed {config.seed}",
+            Curve("reward", f"mean reward of the {about.plays}", True, held_out="validation"),
+            source.agents if len(source.agents) > 1 else ("",),
+        )
+        log = open_log(
+            experiment, config, title, progress.run, progress.first_step, observer, picture
+        )
         with log, progress.explained(log.say):
             log.say_begin(progress.describe(), *source.plan, *filter(None, [chosen.note]))
             before = _scored_once(BEFORE, source, progress, progress.first_step)
+            log.note_scores(0, _named(source, [each.metrics for each in before]))
             loop = _Loop(config, chosen.value, source, progress, log)
             loop.train()
             checkpoints = [
@@ -154,6 +163,7 @@ def learn(
             # The experiment's own run is saved last: from then on the step is done for all.
             checkpoints = [checkpoints[-1], *checkpoints[:-1]]
             after = source.score(config.num_steps)
+            log.note_scores(config.num_steps, _named(source, [each.metrics for each in after]))
             write_json(experiment.folder / LAST_SCORES_FILE, [asdict(each) for each in after])
             warm = loop.warm_start or before
             summaries = [
@@ -170,11 +180,6 @@ def learn(
                     _runs(progress, source), checkpoints, before, warm, after, strict=True
                 )
             ]
-            log.plot(
-                f"{about.recipe}: {about.task}, seed {config.seed}",
-                Curve("reward", f"mean reward of the {about.plays}", rises=True),
-                source.agents if len(source.agents) > 1 else ("",),
-            )
             experiment.finish(
                 {**asdict(summaries[0]), "partners": [asdict(each) for each in summaries[1:]]}
             )
@@ -283,15 +288,20 @@ class _Loop:
                 self._log.health.note_gradient(part["grad_norm"])
             if KL in part:
                 self._log.health.note_kl(part[KL])
-        return {
-            f"{self._source.prefix(index)}{name}": value
-            for index, part in enumerate(parts)
-            for name, value in part.items()
-        }
+        return _named(self._source, parts)
 
     @property
     def _runs(self) -> list[TrainingRun]:
         return _runs(self._progress, self._source)
+
+
+def _named(source: Source, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of all policies, under the names that they have in a row."""
+    return {
+        f"{source.prefix(index)}{name}": value
+        for index, part in enumerate(parts)
+        for name, value in part.items()
+    }
 
 
 def _runs(progress: ResumableRun, source: Source) -> list[TrainingRun]:

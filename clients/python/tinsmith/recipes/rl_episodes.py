@@ -35,12 +35,14 @@ from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
 from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
 from tinsmith.recipes.kept_episodes import keep_agent_episodes, with_advantages
 from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
+from tinsmith.recipes.policy_gradient import compare_logprobs
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
 from tinsmith.text.tokenizer import Tokenizer
@@ -133,7 +135,13 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         progress = ResumableRun(config, client, experiment, observer)
         name = Path(config.data).name
         title = f"rl_episodes {name} seed {config.seed}"
-        log = open_log(experiment, config, title, progress.run, progress.first_step, observer)
+        picture = Picture(
+            f"rl_episodes: {name}, seed {config.seed}",
+            Curve("reward", "mean reward of the episodes", True, held_out="validation"),
+        )
+        log = open_log(
+            experiment, config, title, progress.run, progress.first_step, observer, picture
+        )
         with log, progress.explained(log.say):
             log.say_begin(progress.describe())
             sampler = progress.run.sampler()
@@ -149,14 +157,12 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
             before = progress.once(
                 "before", lambda: _score(config, groups, tasks, kept, progress.first_step)
             )
+            _note_scores(log, 0, before)
             _train(config, groups, tasks, progress, log, kept)
             checkpoint = progress.save(progress.last_step, config.checkpoint)
             after = _score(config, groups, tasks, kept, config.num_steps)
+            _note_scores(log, config.num_steps, after)
             summary = _summarize(progress.run, checkpoint, before, after)
-            log.plot(
-                f"rl_episodes: {name}, seed {config.seed}",
-                Curve("reward", "mean reward of the episodes", rises=True),
-            )
             experiment.finish(asdict(summary))
             log.say_end([_describe_scores(summary)], summary.run, summary.checkpoint)
     return summary
@@ -275,11 +281,8 @@ def _submit(
 
 def _wait_for_step(samples: Sequence[TrainedSample], submitted: SubmittedStep) -> dict[str, float]:
     """Wait for a step, and return what it says."""
-    gaps = [
-        np.abs(output.logprobs[-sample.trajectory.tokens.size :] - sample.trajectory.logprobs)
-        for sample, output in zip(samples, submitted.gradient.result().outputs, strict=True)
-    ]
     masks = [sample.trajectory.mask > 0 for sample in samples]
+    outputs = submitted.gradient.result().outputs
     result = submitted.update.result()
     oldest = min(
         int(sample.trajectory.versions[mask].min())
@@ -287,7 +290,14 @@ def _wait_for_step(samples: Sequence[TrainedSample], submitted: SubmittedStep) -
     )
     return {
         "grad_norm": result.metrics["grad_norm"],
-        "mismatch": max(float(gap[mask].max()) for gap, mask in zip(gaps, masks, strict=True)),
+        **compare_logprobs(
+            [sample.trajectory.logprobs for sample in samples],
+            [
+                output.logprobs[-sample.trajectory.tokens.size :]
+                for sample, output in zip(samples, outputs, strict=True)
+            ],
+            masks,
+        ),
         "staleness": float(result.version - 1 - oldest),
     }
 
@@ -299,10 +309,18 @@ def _describe(played: PlayedGroups, samples: Sequence[TrainedSample]) -> dict[st
         "reward": _mean(played.rewards_PG),
         "trained": float(len(samples)),
         "calls": float(np.mean(calls)) if calls else 0.0,
+        **_lengths([each for episode in episodes for each in episode.trajectories]),
         "replaced": float(played.num_replaced),
         "lost": float(played.num_lost),
         "late": float(played.num_late),
     }
+
+
+def _lengths(trajectories: Sequence[RecordedTrajectory]) -> dict[str, float]:
+    """Return the mean length of what a call sampled; recorded calls do not say why they ended."""
+    num_calls = sum(len(each.call_ends) for each in trajectories)
+    num_tokens = sum(each.num_sampled_tokens for each in trajectories)
+    return {"response_tokens": num_tokens / num_calls} if num_calls else {}
 
 
 def _score(
@@ -315,6 +333,13 @@ def _score(
     played = groups.play(chosen, group_size=1, episode_type="eval", timeout_s=config.step_timeout_s)
     kept.keep(VALIDATION, num_done, played, config.queue)
     return [None if np.isnan(reward) else float(reward) for reward in played.rewards_PG[:, 0]]
+
+
+def _note_scores(log: RunLog, num_done: int, rewards: Sequence[float | None]) -> None:
+    """Put the mean of what was played into the picture."""
+    scored = [reward for reward in rewards if reward is not None]
+    if scored:
+        log.note_scores(num_done, {"validation": _mean(np.asarray(scored))})
 
 
 def _summarize(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinsmith.games.shared_table import SharedTable
-from tinsmith.recipes.experience import Experience
+from tinsmith.recipes.experience import Experience, answers_of, length_metrics
 from tinsmith.recipes.game_source import LearnedGame
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
 from tinsmith.rollouts import RoleBaselines, RolloutError, RolloutRunner, Trajectory
@@ -71,15 +71,16 @@ class PlayedGames:
         """Return what a policy learns from."""
         rewards = [game.rewards[policy] for game in self.games]
         sequences = []
-        turns = []
+        played = []
         for game, advantage in zip(self.games, advantages, strict=True):
             episode = game.episodes[policy]
             if episode is not None:
                 sequences += trajectory_arrays(episode, advantage)
-                turns.append(len(episode.turns))
+                played.append(episode)
         metrics = {
             "is_success": _mean([reward > 0 for reward in rewards]),
-            "turns": _mean(turns),
+            "turns": _mean([len(episode.turns) for episode in played]),
+            **length_metrics(answers_of(played)),
             "lost": float(self.num_lost),
         }
         return Experience(sequences, len(rewards), _mean(rewards), metrics)

@@ -29,7 +29,7 @@ from tinsmith.training.training_run import TrainingRun
 
 __all__ = ["Config", "Summary", "main", "preview"]
 
-CURVE = Curve("loss", "loss per trained token")
+CURVE = Curve("loss", "loss per trained token", held_out="held_out_loss")
 
 _MADE_MODELS_RATE = 1e-2
 """For small models with random weights, such as `tiny`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinsmith.recipes.experience import Experience, Scores, Source
+from tinsmith.recipes.experience import Experience, Scores, Source, length_metrics
 from tinsmith.recipes.problem_source import SEEDS_PER_STEP, token_sample
 from tinsmith.recipes.tasks.prompts import Messages, PromptSet
 from tinsmith.rollouts import DatumArrays, build_arrays
@@ -117,7 +117,10 @@ class TeacherSource(Source):
         answers = self._answer(drawn, config.num_samples, self._seed(step))
         sequences = [self._train_on(answer) for answer in answers]
         kl = _mean_kl(answers)
-        metrics = {"teacher_kl": kl, "tokens": _mean([len(a.sequence.tokens) for a in answers])}
+        metrics = {
+            "teacher_kl": kl,
+            **length_metrics((len(a.sequence.tokens), a.sequence.stop_reason) for a in answers),
+        }
         return [Experience(sequences, len(answers), -kl, metrics)]
 
     def score(self, num_done: int) -> list[Scores]:
@@ -200,7 +203,3 @@ class TeacherSource(Source):
 def _mean_kl(answers: Sequence[_Answer]) -> float:
     """Return the mean over all tokens."""
     return float(np.concatenate([answer.reverse_kl for answer in answers]).mean())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))

@@ -1,4 +1,4 @@
-"""Files of JSON in the folder of an experiment: whole or not there, whatever ends the process."""
+"""Files in the folder of an experiment: whole or not there, whatever ends the process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tinsmith.errors import ConfigurationError
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file; complete or unchanged."""
-    _replace(path, json.dumps(value, indent=1))
+    write_whole(path, json.dumps(value, indent=1).encode())
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a JSONL file anew; complete or unchanged."""
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
@@ -44,9 +44,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file; complete or unchanged."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content)
     temporary.replace(path)
 
 

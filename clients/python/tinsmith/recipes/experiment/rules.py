@@ -92,10 +92,28 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
-def range_of(name: str) -> str:
-    """Return in words what a setting may be; empty if anything of its type will do."""
+_MEANINGS: Mapping[str, str] = {
+    "base_model": "What is trained: a name of `tinsmith models list`.",
+    "rank": "Of the adapter.",
+    "learning_rate": "Its peak.",
+    "num_warmup_steps": "Steps in which the learning rate rises to its peak.",
+    "learning_rate_floor": "Share of the peak below which the learning rate does not fall.",
+    "grad_clip_norm": "Norm that a gradient is clipped to.",
+    "num_steps": "Steps in all, each with one update of the weights.",
+    "imitation_learning_rate": "Peak of the learning rate in the steps of the warm start.",
+    "batch_size": "Rows of a step.",
+    "temperature": "Of what is sampled to be trained on.",
+    "seed": "Decides what is drawn and sampled.",
+    "save_every": "Steps between saves; 0: at the end only.",
+}
+"""Of settings that have no sentence below them in a recipe; a name means the same in all."""
+
+
+def meaning_of(name: str) -> str:
+    """Return what a setting means and may be, in words; empty if nothing is known of it."""
     rule = _RULES.get(name)
-    return "" if rule is None else rule.wanted
+    wanted = "" if rule is None else f"{rule.wanted[:1].upper()}{rule.wanted[1:]}."
+    return " ".join(filter(None, [_MEANINGS.get(name, ""), wanted]))
 
 
 def check_settings(config: Any, *, without: Collection[str] = ()) -> None:

@@ -1,7 +1,7 @@
-"""What a recipe leaves behind and what it shows: `metrics.jsonl`, a curve, its progress, its end.
+"""What a recipe leaves behind and what it shows: `metrics.jsonl`, a picture, its progress, its end.
 
 On a terminal the progress is a bar with the last metrics below it. Anywhere else it is lines: the
-first and the last step, and one every few seconds.
+first and the last step, and one every few seconds. The picture is drawn anew on the way.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from rich.table import Column
 from rich.text import Text
 
 from tinsmith.names import shorten
-from tinsmith.recipes.experiment.curves import Curve, describe_picture, plot_curve
+from tinsmith.recipes.experiment.curves import describe_picture
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.health import Health
 from tinsmith.recipes.experiment.json_files import write_lines
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.trackers import TrackedRun, Tracker, open_trackers
 from tinsmith.training.training_run import TrainingRun
 
@@ -39,6 +40,8 @@ METRICS = "metrics.jsonl"
 
 _LINE_INTERVAL_S = 5.0
 """Between lines of progress where there is no terminal."""
+PICTURE_INTERVAL_S = 10.0
+"""Between pictures: one takes half a second, in which no step is sent."""
 
 
 class _Bar(Progress):
@@ -63,6 +66,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         observer: Told of each step, in the place of a progress bar.
         run: Has the server keep the metrics too, which never holds up a step.
         trackers: Get the metrics too.
+        picture: What is drawn.
 
     Attributes:
         health: Finds steps that teach nothing.
@@ -78,6 +82,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         observer: Observer | None = None,
         run: TrainingRun | None = None,
         trackers: Sequence[Tracker] = (),
+        picture: Picture | None = None,
     ) -> None:
         self._run = run
         self._trackers = trackers
@@ -90,7 +95,9 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._file = self._path.open("a", encoding="utf-8")
         self._begin_s = time.monotonic()
         self._is_desk = observer is None
-        self._picture: Path | None = None
+        self._picture = picture
+        self._scored: list[tuple[int, Mapping[str, float]]] = []
+        self._drawn_s = self._begin_s
         self.health = Health(self.say)
         self._console = rich.console.Console()
         self._shows_lines = observer is None and not self._console.is_terminal
@@ -149,6 +156,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         if self._shows_lines and is_due:
             self._line_s = now_s
             self.say(f"step {step + 1}/{self._num_steps}  {shown}")
+        if now_s - self._drawn_s >= PICTURE_INTERVAL_S:
+            self._draw()
         self._observer.step_done(step + 1, self._num_steps, metrics)
 
     def say_begin(self, *lines: str) -> None:
@@ -156,20 +165,21 @@ class RunLog(AbstractContextManager["RunLog"]):
         for line in lines:
             self.say(line)
 
-    def plot(self, title: str, curve: Curve, agents: Sequence[str] = ("",)) -> None:
-        """Draw a metric over the steps that have it, `<metric>.png`; a line for each agent."""
-        series = {}
-        for agent in agents:
-            metric = f"{agent}/{curve.metric}" if agent else curve.metric
-            points = [(row["step"], row[metric]) for row in self.rows if metric in row]
-            series[agent or curve.label] = points
-        self._picture = plot_curve(
-            self._path.with_name(f"{curve.metric}.png"), title, series, y_label=curve.label
-        )
+    def note_scores(self, num_done: int, metrics: Mapping[str, float]) -> None:
+        """Note scores of what was held out that belong to no step; the picture has them too."""
+        self._scored.append((num_done, metrics))
+
+    def _draw(self) -> Path | None:
+        """Draw the picture, if there is one to draw."""
+        if self._picture is None:
+            return None
+        path = self._picture.draw(self._path.parent, self.rows, self._scored)
+        self._drawn_s = time.monotonic()
+        return path
 
     def say_end(self, results: Sequence[str], run: str, checkpoint: str) -> None:
         """Print what came out, where it is, and what to do next."""
-        picture = describe_picture(self._picture)
+        picture = describe_picture(self._draw())
         for line in (
             *results,
             f"run         {run}",
@@ -209,6 +219,7 @@ def open_log(
     run: TrainingRun,
     first_step: int,
     observer: Observer | None,
+    picture: Picture,
 ) -> RunLog:
     """Return the log of a run that begins or goes on in the folder of an experiment.
 
@@ -219,6 +230,7 @@ def open_log(
         run: What is trained.
         first_step: Steps that an earlier part of the run did.
         observer: Of a job.
+        picture: What is drawn.
 
     Raises:
         ConfigurationError: If a tracker cannot be opened.
@@ -234,6 +246,7 @@ def open_log(
         observer=observer,
         run=run,
         trackers=open_trackers(config.log_to, tracked),
+        picture=picture,
     )
 
 
