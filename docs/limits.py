@@ -34,6 +34,7 @@ from tinsmith_trainer.config import TrainerConfig
 PAGE = Path(__file__).parent / "limits.md"
 _LISTED = tomllib.loads((Path(__file__).parent / "limits.toml").read_text())
 SERVICES = Path(__file__).parents[1] / "services"
+CLIENT = Path(__file__).parents[1] / "clients/python/tinsmith"
 _PREFIX = "TINSMITH_"
 _HEAD = """# Limits
 
@@ -42,7 +43,7 @@ and what happens beyond it. A word in capitals is the reason of an error. Errors
 `RESOURCE_EXHAUSTED` say with `RetryInfo` whether the same request may succeed later; HTTP answers
 429 then, else 400. Other words say what is done. Times are seconds, sizes bytes. A bound that is
 set by no variable is a constant of the file that is named; `x/y.py` is
-`services/x/tinsmith_x/y.py`.
+`services/x/tinsmith_x/y.py`, and `client/y.py` is `clients/python/tinsmith/y.py`.
 
 A bound is *of whom* it counts together. `project` counts all keys of a project, however many.
 `address` and `connection` count callers that have shown no good key, or all. `all` is shared by
@@ -113,10 +114,14 @@ def _rows_of_servers() -> Iterator[str]:
 def _rows_of_constants(pod: str) -> Iterator[str]:
     for place, (meaning, beyond, whom) in _LISTED["constants"].get(pod, {}).items():
         path, name = place.split(":")
-        values = dict(_constants_in(SERVICES / pod / f"tinsmith_{pod}" / path))
+        values = dict(_constants_in(_root_of(pod) / path))
         if name not in values:
             sys.exit(f"docs/limits.toml lists {pod}/{place}, which is no constant")
         yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond, whom)
+
+
+def _root_of(pod: str) -> Path:
+    return CLIENT if pod == "client" else SERVICES / pod / f"tinsmith_{pod}"
 
 
 def _row(meaning: str, value: str, setting: str, beyond: str, whom: str) -> str:
@@ -137,7 +142,7 @@ def _check_complete() -> None:
     listed = {f"{pod}/{place}" for pod, places in _LISTED["constants"].items() for place in places}
     exist = set()
     for pod in sorted(path.name for path in SERVICES.iterdir() if path.is_dir()):
-        root = SERVICES / pod / f"tinsmith_{pod}"
+        root = _root_of(pod)
         for path in sorted(root.rglob("*.py")):
             exist |= {
                 f"{pod}/{path.relative_to(root)}:{name}"

@@ -15,6 +15,14 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_START, _JPEG_START_OF_SCAN = 0xD8, 0xDA
 # Markers without a length: restarts, the start, and a marker of temporary use.
 _JPEG_BARE = frozenset((*range(0xD0, 0xD9), 0x01))
+MAX_IMAGE_BYTES = 20 << 20
+MAX_IMAGES = 64
+"""Of one prompt."""
+MAX_SOURCE_PIXELS = 32 << 20
+"""Of one image, before it is scaled."""
+MAX_PROMPT_PIXELS = 64 << 20
+"""Of all images of a prompt: a small file may decode to a large picture."""
+MAX_ASPECT = 200
 # Start of frame; three numbers between them mean tables.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -55,9 +63,9 @@ class ImageRules:
         """Return how many tokens an image takes.
 
         Raises:
-            ImageError: If it is no image of this format.
+            ImageError: If it is no image of this format, or larger than a server takes.
         """
-        width, height = image_size(data, format)
+        width, height = served_size(data, format)
         rows, columns = token_grid(
             width,
             height,
@@ -86,6 +94,26 @@ def token_grid(
         beta = math.sqrt(min_pixels / (height * width))
         rows, columns = (math.ceil(length * beta / side) for length in (height, width))
     return rows, columns
+
+
+def served_size(data: bytes, format: str) -> tuple[int, int]:  # noqa: A002  as in `ImageChunk`
+    """Return width and height of an image that a server takes, from its header.
+
+    Raises:
+        ImageError: If it is no image of this format, or larger than a server takes.
+    """
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ImageError(f"the image has {len(data)} bytes, at most {MAX_IMAGE_BYTES} may be")
+    width, height = image_size(data, format)
+    if width * height > MAX_SOURCE_PIXELS:
+        raise ImageError(
+            f"the image has {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} may be"
+        )
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ImageError(
+            f"the image is {width} x {height}, one side over {MAX_ASPECT} times the other"
+        )
+    return width, height
 
 
 def image_size(data: bytes, format: str) -> tuple[int, int]:  # noqa: A002  as in `ImageChunk`

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 from tests.unit.engine.conftest import save_tiny_vision
 
+from tinsmith import images
 from tinsmith_engine import Datum, Engine
 from tinsmith_engine.base.types import ImageInput
-from tinsmith_engine.packing import images
 from tinsmith_engine.packing.images import place_images
 from tinsmith_engine.training.batch_validation import validate_batch
 from tinsmith_runtime.errors import InvalidFieldError
 
 _SIDE = 5600
-_TOO_MANY = images.MAX_REQUEST_PIXELS // _SIDE**2 + 1
+_TOO_MANY = images.MAX_PROMPT_PIXELS // _SIDE**2 + 1
 
 
 @pytest.fixture(scope="module")

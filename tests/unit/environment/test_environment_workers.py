@@ -51,6 +51,9 @@ async def test_environments_that_raise_or_return_nonsense_do_not_disturb_others(
         ("raise", r"RuntimeError: boom \(unruly_environments.py:\d+\)"),
         ("exit", "SystemExit: 3"),
         ("nan", "reward must be finite"),
+        ("infinite", "reward must be finite"),
+        ("text", "reward must be a number, got str"),
+        ("lie", "done must be True or False, got str"),
         ("wrong", "expected a StepResult, got str"),
         ("unserialisable", "object has no JSON form"),
     ]:

@@ -47,6 +47,12 @@ class UnrulyEnvironment(Environment):
                 sys.stdout.write(input() if sys.stdin.readable() and sys.stdin.read(1) else "")
             case "nan":
                 result = StepResult(Observation(), float("nan"), False)
+            case "infinite":
+                result = StepResult(Observation(), float("inf"), False)
+            case "text":
+                result = StepResult(Observation(), "1", False)  # type: ignore[arg-type]
+            case "lie":
+                result = StepResult(Observation(), 1.0, "no")  # type: ignore[arg-type]
             case "wrong":
                 result = "not a result"
             case "unserialisable":

@@ -83,6 +83,25 @@ def test_a_class_is_played_with_its_settings(code: Path) -> None:
     assert play(tasks, 1, "aa", is_validation=True) == ("bb", 0.0)
 
 
+def test_another_class_may_be_scored(code: Path) -> None:
+    other = code.with_name("other.py")
+    # A file may import its neighbour.
+    other.write_text(f"import {code.stem}\n\nclass Loud({code.stem}.Echo):\n    pass\n")
+    tasks = OwnEnvironment(
+        f"{code}:Echo", {}, {"word": "b"}, validation_path=f"{other}:Loud", step_timeout_s=5
+    )
+    assert play(tasks, 1, "aa") == ("aa", 1.0)
+    assert play(tasks, 1, "aa", is_validation=True) == ("bb", 0.0)
+
+
+def test_a_module_of_the_current_folder_is_found(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code.with_name("nearby.py").write_text("WORD = 'found'\n")
+    monkeypatch.chdir(code.parent)
+    assert load_object("nearby:WORD", "reward") == "found"
+
+
 def test_a_module_is_named_as_python_names_it() -> None:
     assert load_object("json:dumps", "reward") is json.dumps
 

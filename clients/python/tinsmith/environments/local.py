@@ -1,14 +1,17 @@
 """An environment inside the client: the same class that a pod runs, without a pod.
 
-It runs in a thread of this process, so that an episode which computes holds up no other. Nothing
-confines it: it is code of the program's own.
+Each episode has a thread of its own in this process, so that one which computes, waits or hangs
+holds up no other. Nothing confines it: it is code of the program's own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tinsmith.environments.chat_messages import to_chat_message, to_chat_tool
 from tinsmith.environments.environment import (
@@ -20,12 +23,25 @@ from tinsmith.environments.environment import (
 from tinsmith.environments.environment import Observation as ShownObservation
 from tinsmith.environments.environment_calls import Observation, StepResult
 
+STEP_TIMEOUT_S = 60.0
+"""As long as a server's environments may take."""
+
+Answer = TypeVar("Answer")
+_Call = Callable[[], None]
+
+
+class EnvironmentEndedError(Exception):
+    """A call of an environment took too long, or ended the program."""
+
 
 class LocalInstance:
     """One episode of an environment of this process; see `create_local_instance`."""
 
-    def __init__(self, environment: Environment, observation: ShownObservation) -> None:
+    def __init__(
+        self, environment: Environment, observation: ShownObservation, thread: _Thread
+    ) -> None:
         self._environment = environment
+        self._thread = thread
         self.observation = _to_chat(observation)
         """What the environment shows at the start."""
 
@@ -36,7 +52,7 @@ class LocalInstance:
             Exception: Whatever the environment raises; the episode is lost then.
         """
         taken = Action(text=action) if isinstance(action, str) else action
-        result = await asyncio.to_thread(self._environment.step, taken)
+        result = await self._thread.call("step", lambda: self._environment.step(taken))
         return StepResult(
             observation=_to_chat(result.observation),
             reward=result.reward,
@@ -46,7 +62,10 @@ class LocalInstance:
 
     async def delete_async(self) -> None:
         """Release what the environment holds."""
-        await asyncio.to_thread(self._environment.close)
+        try:
+            await self._thread.call("close", self._environment.close)
+        finally:
+            self._thread.end()
 
 
 async def create_local_instance(
@@ -54,6 +73,7 @@ async def create_local_instance(
     *,
     seed: int = 0,
     config: Mapping[str, JsonValue] | None = None,
+    step_timeout_s: float = STEP_TIMEOUT_S,
 ) -> LocalInstance:
     """Create an episode in this process.
 
@@ -61,9 +81,12 @@ async def create_local_instance(
         make_environment: The class, or what else returns an environment.
         seed: The same seed and config give the same episode.
         config: Settings that differ from the environment's defaults.
+        step_timeout_s: What `reset` and each `step` may take. Beyond it the episode is lost; its
+            thread goes on, as a thread cannot be ended.
 
     Raises:
         InvalidSettingError: If the environment has no such setting, or refuses a value.
+        EnvironmentEndedError: If `reset` takes too long.
 
     Example:
         >>> runner.run(lambda: create_local_instance(MyEnvironment, seed=3))
@@ -75,8 +98,84 @@ async def create_local_instance(
             known = ", ".join(sorted(environment.default_config)) or "none"
             raise InvalidSettingError(setting, f"is not known; known are: {known}")
     merged = {**environment.default_config, **given}
-    observation = await asyncio.to_thread(environment.reset, seed, merged)
-    return LocalInstance(environment, observation)
+    thread = _Thread(step_timeout_s)
+    try:
+        observation = await thread.call("reset", lambda: environment.reset(seed, merged))
+        return LocalInstance(environment, observation, thread)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await thread.call("close", environment.close)
+        thread.end()
+        raise
+
+
+class _Thread:
+    """A thread that calls one after the other; it holds up neither others nor the program's end."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._is_stuck = False
+        threading.Thread(target=self._run, name="environment", daemon=True).start()
+
+    async def call(self, what: str, function: Callable[[], Answer]) -> Answer:
+        """Return what a function returns.
+
+        Raises:
+            EnvironmentEndedError: If it takes too long, as an earlier one did, or ends the program.
+            Exception: Whatever it raises.
+        """
+        if self._is_stuck:
+            raise EnvironmentEndedError(f"{what}: an earlier call has not ended")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._calls.put(lambda: _answer(loop, answer, function))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
+        except TimeoutError as error:
+            if not answer.cancelled():
+                raise
+            self._is_stuck = True
+            self.end()
+            raise EnvironmentEndedError(
+                f"{what} took over {self._timeout_s:g} s, as long as it may"
+            ) from error
+
+    def end(self) -> None:
+        """End the thread behind its last call."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _answer(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[Answer],
+    function: Callable[[], Answer],
+) -> None:
+    def tell(value: Answer | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)  # type: ignore[arg-type]  # `Answer` may be None itself
+
+    value: Answer | None = None
+    failure: BaseException | None = None
+    try:
+        value = function()
+    except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
+        # Passed on as they are they would end the program, or the wait for them.
+        failure = EnvironmentEndedError(f"it raised {type(error).__name__}: {error}")
+    except BaseException as error:
+        failure = error
+    # The program may have ended its loop meanwhile.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell, value, failure)
 
 
 def _to_chat(observation: ShownObservation) -> Observation:

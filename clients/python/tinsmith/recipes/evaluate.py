@@ -70,6 +70,8 @@ class Config:
     """Settings of the environment, as a JSON object."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
+    step_timeout_s: float = 60.0
+    """What a step of your own environment, or a call of your own reward, may take."""
     rollouts: str = "client"
     """Where episodes of an environment are played: in the `client`, or on the `server`."""
     num_validation: int = 256

@@ -29,6 +29,8 @@ class OwnConfig(Protocol):
     def reward(self) -> str: ...  # noqa: D102
     @property
     def rollouts(self) -> str: ...  # noqa: D102
+    @property
+    def step_timeout_s(self) -> float: ...  # noqa: D102
 
 
 class OwnCode:
@@ -36,17 +38,26 @@ class OwnCode:
 
     Args:
         config: Settings; `is_named` says whether they name code at all.
-        validation_config: Settings of what is scored, as a JSON object; those of training if empty.
+        validation_environment: Another class that is scored; the same if it is empty.
+        validation_config: Settings of what is scored, as a JSON object; those of training if both
+            are empty.
 
     Raises:
         ConfigurationError: If it cannot be had, or cannot be played so.
     """
 
-    def __init__(self, config: OwnConfig, validation_config: str = "") -> None:
+    def __init__(
+        self, config: OwnConfig, *, validation_environment: str = "", validation_config: str = ""
+    ) -> None:
         if config.reward and config.environment:
             raise ConfigurationError(
                 "reward and environment are both given, and an environment rewards by itself",
                 remedy="give one of them",
+            )
+        if validation_environment and (config.reward or not is_own(validation_environment)):
+            raise ConfigurationError(
+                "validation_environment and the environment of training are not of one kind",
+                remedy="name two classes, or two environments that are served",
             )
         if config.rollouts != "client":
             raise ConfigurationError(
@@ -57,12 +68,20 @@ class OwnCode:
         self._num_held_out: int | None = None
         self._playable: RewardedPrompts | OwnEnvironment
         if config.reward:
-            self._playable = prompts = RewardedPrompts(config.data, config.reward)
+            self._playable = prompts = RewardedPrompts(
+                config.data, config.reward, step_timeout_s=config.step_timeout_s
+            )
             self._num_held_out = prompts.num_held_out
         else:
             own = read_settings(config.environment_config, "environment_config")
-            scored = read_settings(validation_config, "validation_config") or own
-            self._playable = OwnEnvironment(config.environment, own, scored)
+            is_other = validation_environment or validation_config
+            self._playable = OwnEnvironment(
+                config.environment,
+                own,
+                read_settings(validation_config, "validation_config") if is_other else own,
+                validation_path=validation_environment,
+                step_timeout_s=config.step_timeout_s,
+            )
 
     @staticmethod
     def is_named(config: OwnConfig) -> bool:

@@ -55,13 +55,15 @@ class Config:
     environment_config: str = ""
     """Settings of the environment, as a JSON object."""
     validation_environment: str = ""
-    """Name of another environment that is scored; the one that is trained on if it is empty."""
+    """Another environment, of the same kind, that is scored; the one of training if it is empty."""
     validation_config: str = ""
     """Settings of what is scored, as a JSON object; those of training if both are left out."""
     rollouts: str = "client"
     """Where episodes of an environment are played: in the `client`, or on the `server`."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
+    step_timeout_s: float = 60.0
+    """What a step of your own environment, or a call of your own reward, may take."""
     calculator: bool = False
     """Whether a model that is shown figures may call one."""
     instruction: str = ""
@@ -164,7 +166,11 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
             raise ConfigurationError(
                 "code of your own has no pupil to imitate", remedy="set num_imitation_steps=0"
             )
-        own = OwnCode(config, config.validation_config)
+        own = OwnCode(
+            config,
+            validation_environment=config.validation_environment,
+            validation_config=config.validation_config,
+        )
         return lambda sampler, keeper: own.source(
             settings, sampler, sampler.get_tokenizer(), model, keeper
         )

@@ -25,7 +25,13 @@ from typing import Any
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.errors import ChatTemplateError, TemplateRewritesHistoryError
 from tinsmith.rollouts.interfaces import ChatTokenizer, Message
-from tinsmith.rollouts.observations import ChatObservation, TokenPiece, place_among_tokens, shape
+from tinsmith.rollouts.observations import (
+    ChatObservation,
+    TokenPiece,
+    check_images,
+    place_among_tokens,
+    shape,
+)
 from tinsmith.types import ImageChunk
 
 _PLACEHOLDER = "TinsmithTurnPlaceholder"
@@ -143,6 +149,11 @@ class Conversation:
         piece = self._encode(suffix.removeprefix(self._emitted_ending), after.images)
         return Continuation(piece.tokens, piece.images)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether an observation held one."""
+        return bool(self._images)
+
     def turn_ending(self) -> tuple[int, ...]:
         """Return the tokens with which the template ends a turn of the model.
 
@@ -163,7 +174,9 @@ class Conversation:
                 "the environment shows an image, and the model reads none as far as this rollout "
                 "knows; give the model's `images` rules, as Client.list_models() tells them"
             )
-        return shape(messages, images, self._tokenizer)
+        shown = shape(messages, images, self._tokenizer)
+        check_images([*self._images, *shown.images])
+        return shown
 
     def _text_behind_turn(
         self, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]

@@ -212,7 +212,10 @@ class Rollout:
             case RolloutState.INTERACTING, ParseFailed(problem):
                 self._reward_turn(self._config.parse_error_reward, {"parse_error": problem})
                 self._terminate(TerminationReason.PARSE_ERROR, problem)
-            case ((RolloutState.PENDING | RolloutState.INTERACTING), EnvironmentFailed(problem)):
+            case (
+                (RolloutState.PENDING | RolloutState.GENERATING | RolloutState.INTERACTING),
+                EnvironmentFailed(problem),
+            ):
                 self._terminate(TerminationReason.ENVIRONMENT_FAILED, problem)
             case (
                 (RolloutState.PENDING | RolloutState.GENERATING | RolloutState.INTERACTING),

@@ -7,7 +7,6 @@ limited in size, since both take time by length.
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,20 @@ from tinsmith.environments.chat_messages import (
     read_chat_message,
     read_chat_tool,
 )
-from tinsmith.images import ImageError, ImageRules
+from tinsmith.images import (
+    MAX_IMAGES,
+    MAX_PROMPT_PIXELS,
+    ImageError,
+    ImageRules,
+    served_size,
+)
 from tinsmith.rollouts.interfaces import ChatTokenizer, Message, Observation, StepOutcome
 from tinsmith.rollouts.trajectory import PlacedImage
 from tinsmith.types import ImageChunk
 
 MAX_TOOLS = 128
+MAX_REWARD = 1e9
+"""Largest size of a reward: sums and squares of such ones are still numbers of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +71,45 @@ def shape(
     return ChatObservation(tuple(read), tuple(images))
 
 
-def check_observation(observation: Observation, *, max_bytes: int) -> None:
+def check_images(images: Sequence[ImageChunk]) -> None:
+    """Refuse more images, or larger ones, than a prompt may hold; reads their headers alone.
+
+    Raises:
+        ObservationError: If they are too many, or one is none.
+    """
+    if len(images) > MAX_IMAGES:
+        raise ObservationError(
+            f"the episode shows {len(images)} images, at most {MAX_IMAGES} may be"
+        )
+    try:
+        sizes = [served_size(image.data, image.format) for image in images]
+    except ImageError as error:
+        raise ObservationError(str(error)) from error
+    if sum(width * height for width, height in sizes) > MAX_PROMPT_PIXELS:
+        raise ObservationError(
+            f"the images of the episode have over {MAX_PROMPT_PIXELS} pixels together"
+        )
+
+
+def check_observation(observation: Observation, *, max_bytes: int) -> int:
     """Refuse an observation that is too large, shows nothing, or holds images that are none.
+
+    Returns:
+        About how many bytes of text it holds.
 
     Raises:
         ObservationError: If it is so.
     """
     if not observation.messages:
         raise ObservationError("the episode goes on, and the environment shows no message")
-    num_bytes = _count_bytes(observation.messages, max_bytes)
+    num_text_bytes = num_bytes = _count_bytes(observation.messages, max_bytes)
     for image in observation.images:
         if not isinstance(image, ImageChunk) or not isinstance(image.data, bytes):
             raise ObservationError(f"an image is an ImageChunk, got {type(image).__name__}")
         num_bytes += len(image.data)
     if num_bytes > max_bytes:
         raise ObservationError(f"the observation has over {max_bytes} bytes")
+    return num_text_bytes
 
 
 def read_tools(tools: Sequence[object]) -> list[dict[str, Any]]:
@@ -101,10 +132,13 @@ def check_outcome(outcome: StepOutcome) -> None:
         ObservationError: If it is so.
     """
     reward, done, info = outcome.reward, outcome.done, outcome.info
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
-        raise ObservationError(f"the reward is {reward!r:.64}; it must be a finite number")
+    if not isinstance(reward, numbers.Real | np.bool_) or not abs(reward) <= MAX_REWARD:
+        raise ObservationError(
+            f"the reward is {_shown(reward)}; it must be a number from -{MAX_REWARD:g} to "
+            f"{MAX_REWARD:g}"
+        )
     if not isinstance(done, bool | np.bool_):
-        raise ObservationError(f"done is {done!r:.64}; it must be True or False")
+        raise ObservationError(f"done is {_shown(done)}; it must be True or False")
     if not isinstance(info, Mapping):
         raise ObservationError(f"info is a mapping, got {type(info).__name__}")
 
@@ -144,6 +178,14 @@ def place_among_tokens(
         placed.append(PlacedImage(len(expanded), num_tokens, chunk))
         expanded += [rules.token_id] * num_tokens
     return TokenPiece(tuple(expanded), tuple(placed))
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:64]
+    except Exception:
+        # An integer of many thousand digits has no text, and a stranger's class may fail.
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _count_bytes(value: object, limit: int) -> int:

@@ -12,8 +12,10 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
 
 from tinsmith.environments.chat_messages import ObservationError
+from tinsmith.errors import InvalidArgumentError
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Conversation
 from tinsmith.rollouts.errors import (
@@ -41,7 +43,11 @@ from tinsmith.types import SamplingParams
 logger = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT_S = 30.0
+_LARGE_BYTES = 1 << 16
+"""Text that is rendered and encoded beside the event loop, which other episodes share."""
 
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
 CreateInstance = Callable[[], Awaitable[EnvironmentInstance]]
 
 
@@ -112,7 +118,7 @@ class RolloutRunner:
             except Exception as error:
                 rollout.apply(EnvironmentFailed(_describe(error)))
                 return rollout.to_trajectory(key=episode_key)
-            parse = self._begin(rollout, conversation, instance)
+            parse = await self._begin(rollout, conversation, instance)
             text = ""
             while rollout.state is not RolloutState.TERMINATED:
                 if should_stop():
@@ -126,15 +132,17 @@ class RolloutRunner:
             if instance is not None:
                 await _release(instance)
 
-    def _begin(
+    async def _begin(
         self, rollout: Rollout, conversation: Conversation, instance: EnvironmentInstance
     ) -> ParseAction:
         """Build the first context, and return how the turns of the episode are read."""
         try:
             first = instance.observation
-            check_observation(first, max_bytes=self._config.max_observation_bytes)
+            num_bytes = check_observation(first, max_bytes=self._config.max_observation_bytes)
             tools = read_tools(first.tools)
-            context = conversation.begin(first.messages, images=first.images, tools=tools)
+            context = await _aside(
+                num_bytes, conversation.begin, first.messages, images=first.images, tools=tools
+            )
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return str
@@ -165,6 +173,13 @@ class RolloutRunner:
             raise SamplerFailedError(
                 f"the sampler returned a malformed completion: {error}"
             ) from error
+        except InvalidArgumentError as error:
+            if not conversation.has_images:
+                raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
+            # Only the sampler decodes pictures: a header may stand before anything.
+            problem = f"the sampler refuses a prompt with the environment's pictures: {error}"
+            rollout.apply(EnvironmentFailed(problem))
+            return ""
         except Exception as error:
             raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
         return conversation.add_turn(completion.tokens, completion.stop_reason)
@@ -192,14 +207,30 @@ class RolloutRunner:
             check_outcome(outcome)
             if not (outcome.done or rollout.is_last_turn):
                 shown = outcome.observation
-                check_observation(shown, max_bytes=self._config.max_observation_bytes)
-                continuation = conversation.add_observation(shown.messages, images=shown.images)
+                num_bytes = check_observation(shown, max_bytes=self._config.max_observation_bytes)
+                continuation = await _aside(
+                    num_bytes,
+                    conversation.add_observation,
+                    shown.messages,
+                    images=shown.images,
+                )
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
         rollout.apply(
             StepTaken(float(outcome.reward), bool(outcome.done), outcome.info, continuation)
         )
+
+
+async def _aside(
+    num_bytes: int,
+    read: Callable[Parameters, Answer],
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> Answer:
+    if num_bytes < _LARGE_BYTES:
+        return read(*args, **kwargs)
+    return await asyncio.to_thread(read, *args, **kwargs)
 
 
 def mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:

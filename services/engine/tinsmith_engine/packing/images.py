@@ -21,7 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from tinsmith.images import token_grid
+from tinsmith.images import (
+    MAX_ASPECT,
+    MAX_IMAGE_BYTES,
+    MAX_IMAGES,
+    MAX_PROMPT_PIXELS,
+    MAX_SOURCE_PIXELS,
+    token_grid,
+)
 from tinsmith_engine.base.types import (
     Datum,
     FloatArray,
@@ -33,12 +40,6 @@ from tinsmith_engine.base.types import (
 from tinsmith_runtime.errors import InvalidFieldError, SequenceTooLongError
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG"}
-MAX_IMAGE_BYTES = 20 << 20
-MAX_IMAGES = 64
-_MAX_SOURCE_PIXELS = 32 << 20
-MAX_REQUEST_PIXELS = 64 << 20
-"""Pixels of all images of one request: a small file may decode to a large picture."""
-_MAX_ASPECT = 200
 
 
 def check_source_pixels(images: Sequence[ImageInput], field: str) -> None:
@@ -55,10 +56,10 @@ def check_source_pixels(images: Sequence[ImageInput], field: str) -> None:
             continue
         width, height = _open(image).size
         num_pixels += width * height
-        if num_pixels > MAX_REQUEST_PIXELS:
+        if num_pixels > MAX_PROMPT_PIXELS:
             raise InvalidFieldError(
                 field,
-                f"holds images of more than {MAX_REQUEST_PIXELS} pixels together; send smaller "
+                f"holds images of more than {MAX_PROMPT_PIXELS} pixels together; send smaller "
                 "images, or several requests",
             )
 
@@ -207,13 +208,13 @@ def _open(image: ImageInput) -> Any:
     with _Readable(image):
         opened = Image.open(io.BytesIO(image.data), formats=[FORMATS[image.format]])
     width, height = opened.size
-    if width * height > _MAX_SOURCE_PIXELS:
+    if width * height > MAX_SOURCE_PIXELS:
         raise InvalidFieldError(
-            image.field, f"has {width} x {height} pixels, at most {_MAX_SOURCE_PIXELS} may be"
+            image.field, f"has {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} may be"
         )
-    if max(width, height) > _MAX_ASPECT * min(width, height):
+    if max(width, height) > MAX_ASPECT * min(width, height):
         raise InvalidFieldError(
-            image.field, f"is {width} x {height}, one side over {_MAX_ASPECT} times the other"
+            image.field, f"is {width} x {height}, one side over {MAX_ASPECT} times the other"
         )
     return opened
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import numbers
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -157,20 +158,23 @@ def encode_result(result: object) -> dict[str, Any]:
     """Return the JSON form of what an environment returned from `step`.
 
     Raises:
-        FrameError: If it is not a step result, or its reward is not a finite number.
+        FrameError: If it is not a step result, its reward is not a finite number, or `done` is
+            neither True nor False.
     """
     if not isinstance(result, StepResult):
         raise FrameError(f"expected a StepResult, got {type(result).__name__}")
-    try:
-        reward = float(result.reward)
-    except (TypeError, ValueError) as error:
-        raise FrameError(f"reward must be a number, got {type(result.reward).__name__}") from error
+    given, done = _scalar(result.reward), _scalar(result.done)
+    if not isinstance(given, numbers.Real):
+        raise FrameError(f"reward must be a number, got {type(given).__name__}")
+    reward = float(given)
     if not math.isfinite(reward):
         raise FrameError(f"reward must be finite, got {reward}")
+    if not isinstance(done, bool):
+        raise FrameError(f"done must be True or False, got {type(done).__name__}")
     return {
         "observation": encode_observation(result.observation),
         "reward": reward,
-        "done": bool(result.done),
+        "done": done,
         "info": dict(result.info),
     }
 
@@ -182,10 +186,15 @@ def decode_result(value: Mapping[str, Any]) -> StepResult:
     )
 
 
+def _scalar(value: object) -> object:
+    """Return a value of numpy or torch as a plain one, and anything else as it is."""
+    to_list = getattr(value, "tolist", None)
+    return to_list() if callable(to_list) else value
+
+
 def _to_plain(value: object) -> object:
     """Return numpy scalars and arrays, which environments put into `info`, as plain values."""
-    to_list = getattr(value, "tolist", None)
-    if callable(to_list):
-        plain: object = to_list()
+    plain = _scalar(value)
+    if plain is not value:
         return plain
     raise TypeError(f"{type(value).__name__} has no JSON form")

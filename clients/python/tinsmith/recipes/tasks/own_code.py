@@ -26,7 +26,7 @@ from tinsmith.environments.environment import (
     Observation,
     StepResult,
 )
-from tinsmith.environments.local import LocalInstance, create_local_instance
+from tinsmith.environments.local import STEP_TIMEOUT_S, LocalInstance, create_local_instance
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks.jsonl import DataFormatError, read_lines
 from tinsmith.recipes.tasks.prompts import Messages, decode_prompt
@@ -75,6 +75,8 @@ def import_place(place: str, prefix: str = "") -> Any:
     try:
         if place.endswith(".py"):
             return _import_file(Path(place))
+        # A console script does not look into the folder that it is called in.
+        _look_into(Path.cwd())
         return importlib.import_module(place)
     except ConfigurationError:
         raise
@@ -83,6 +85,12 @@ def import_place(place: str, prefix: str = "") -> Any:
             f"{prefix}{place} cannot be imported: {type(error).__name__}: {error}",
             remedy="run it by itself to see where it fails",
         ) from error
+
+
+def _look_into(folder: Path) -> None:
+    """Look for modules in a folder too, behind all others; imports may come later as well."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _import_file(file: Path) -> Any:
@@ -99,11 +107,23 @@ def _import_file(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        # A file may import its neighbours.
+        _look_into(path.parent)
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _load_class(path: str, setting: str) -> type[Environment]:
+    made = load_object(path, setting)
+    if not isinstance(made, type) or not issubclass(made, Environment):
+        raise ConfigurationError(
+            f"{setting}: {path} is no environment",
+            remedy="derive it from tinsmith.environments.environment.Environment",
+        )
+    return made
 
 
 class OwnEnvironment:
@@ -113,9 +133,11 @@ class OwnEnvironment:
         path: Names the class.
         config: Settings of training.
         validation_config: Settings of what is scored.
+        validation_path: Names another class that is scored; the same if it is empty.
+        step_timeout_s: What a call of either may take.
 
     Raises:
-        ConfigurationError: If the class cannot be had.
+        ConfigurationError: If a class cannot be had.
     """
 
     def __init__(
@@ -123,21 +145,24 @@ class OwnEnvironment:
         path: str,
         config: Mapping[str, JsonValue],
         validation_config: Mapping[str, JsonValue],
+        *,
+        validation_path: str = "",
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
-        made = load_object(path, "environment")
-        if not isinstance(made, type) or not issubclass(made, Environment):
-            raise ConfigurationError(
-                f"environment: {path} is no environment",
-                remedy="derive it from tinsmith.environments.environment.Environment",
-            )
-        self._class = made
-        self._config = config
-        self._validation_config = validation_config
+        trained = _load_class(path, "environment")
+        scored = (
+            _load_class(validation_path, "validation_environment") if validation_path else trained
+        )
+        self._train = (trained, config)
+        self._scored = (scored, validation_config)
+        self._step_timeout_s = step_timeout_s
 
     async def create_instance(self, seed: int, *, is_validation: bool) -> LocalInstance:
         """Return a fresh episode."""
-        config = self._validation_config if is_validation else self._config
-        return await create_local_instance(self._class, seed=seed, config=config)
+        played, config = self._scored if is_validation else self._train
+        return await create_local_instance(
+            played, seed=seed, config=config, step_timeout_s=self._step_timeout_s
+        )
 
     def demonstrate(self, seed: int, occurrence: str) -> Sequence[str]:
         """Return nothing: there is no pupil, and the recipe refuses a warm start."""
@@ -153,18 +178,20 @@ class RewardedPrompts:
             with a prompt. Further keys of a row are the function's to read. Of a file, every fifth
             row is held out.
         reward: Names the function.
+        step_timeout_s: What a call of it may take.
 
     Raises:
         ConfigurationError: If the function cannot be had, or the data not be read.
     """
 
-    def __init__(self, data: str, reward: str) -> None:
+    def __init__(self, data: str, reward: str, *, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         score = load_object(reward, "reward")
         if not callable(score):
             raise ConfigurationError(
                 f"reward: {reward} is no function", remedy="define score(row, completion)"
             )
         self._score: RewardFunction = score
+        self._step_timeout_s = step_timeout_s
         self._train, self._held_out = (_decode(rows, data) for rows in _read(data))
         # Seeds of a step lie beside each other; rows beside each other are often alike.
         random.Random("rows").shuffle(self._train)
@@ -178,7 +205,9 @@ class RewardedPrompts:
         """Return the prompt of a seed, asked."""
         tasks = self._held_out if is_validation else self._train
         task = tasks[seed % len(tasks)]
-        return await create_local_instance(lambda: _Answered(task, self._score), seed=seed)
+        return await create_local_instance(
+            lambda: _Answered(task, self._score), seed=seed, step_timeout_s=self._step_timeout_s
+        )
 
     def demonstrate(self, seed: int, occurrence: str) -> Sequence[str]:
         """Return nothing: there is no pupil, and the recipe refuses a warm start."""
