@@ -3,7 +3,9 @@
 import random
 import shutil
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker(QUARANTINE)]
         items[:] = [item for item in items if not item.get_closest_marker(QUARANTINE)]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True)
+def _own_import_paths() -> Iterator[None]:
+    """Take back the folders in which a test made Python look for modules."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 def _shuffle(items: list[pytest.Item], numbers: random.Random) -> None:

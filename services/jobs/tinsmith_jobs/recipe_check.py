@@ -11,7 +11,7 @@ from pathlib import Path
 from tinsmith.driver.agents import read_agents
 from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
-from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.spec import DRIVER, JobSpec, Template
 from tinsmith_jobs.spec_reader import SpecError
@@ -29,13 +29,16 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
         is_local: Whether the driver runs beside this process, which runs no images.
 
     Raises:
-        SpecError: If the recipe has no such setting, or not with this value.
+        SpecError: If the recipe has no such setting, or not with this value, or its data cannot be
+            read by a driver of the cluster.
     """
     driver = job.role(DRIVER)
     template = driver.template if driver is not None else Template()
     is_own = bool(template.command or (template.image and not is_local))
     if job.method.value not in RECIPE_METHODS or is_own:
         return
+    if not is_local:
+        _check_data(job)
     unseen = frozenset() if is_local else _NEED_PACKAGES
     parameters = {name: value for name, value in job.parameters.items() if name not in unseen}
     model = job.model.name if job.model is not None else _ANY_MODEL
@@ -48,3 +51,22 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
         raise SpecError(
             f"spec.method is refused: {error.message}{advice}", "spec.method"
         ) from error
+
+
+def _check_data(job: JobSpec) -> None:
+    """Refuse data that no pod of the driver has: it would be missed once the models are loaded."""
+    method = job.method.value
+    for field, setting, data in (
+        ("spec.data.name", "spec.data.name", job.data.name),
+        ("spec.method", "spec.method.parameters.data", job.parameters.get("data")),
+    ):
+        if not isinstance(data, str) or not data:
+            continue
+        if data in BUILT_IN_DATA[method] or Path(data).is_absolute():
+            continue
+        raise SpecError(
+            f"{setting} is {data!r}, which comes with no {method} and is no file of the driver's "
+            "pod; give spec.data.configMapRef or spec.data.pvc, or one of "
+            f"{', '.join(BUILT_IN_DATA[method])}",
+            field,
+        )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
+from tinsmith.jobs.methods import SAMPLING_METHODS
 from tinsmith.planning.several_devices import Work, published_family, refusal
 from tinsmith_jobs.model_codec import check_path, read_model
 from tinsmith_jobs.roles_codec import read_adapter, read_agents, read_role, read_roles
@@ -48,16 +49,6 @@ _JOB = JobSpec(method=Method.CUSTOM)
 _SCHEDULING = Scheduling()
 _CHECKPOINTING = Checkpointing()
 """Defaults stand in the dataclasses alone."""
-_SAMPLING_METHODS = frozenset(
-    {
-        Method.RL,
-        Method.RL_EPISODES,
-        Method.SELF_PLAY,
-        Method.DPO,
-        Method.DISTILLATION,
-        Method.SERVE,
-    }
-)
 _STORE_PARAMETERS = frozenset({"endpoint", "public_endpoint", "region", "path_style"})
 """Never where credentials come from or are exchanged: those of the pod are the operators'."""
 
@@ -172,7 +163,7 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
             "of the deployment; drop spec.poolRef or the roles",
             "spec.poolRef",
         )
-    if not job.pool and job.method in _SAMPLING_METHODS and not _num_pods(job, SAMPLER):
+    if not job.pool and job.method.value in SAMPLING_METHODS and not _num_pods(job, SAMPLER):
         raise SpecError(
             f"method {job.method.value} samples, so it needs spec.roles.sampler",
             "spec.roles.sampler",
@@ -195,6 +186,12 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
         )
     if job.is_serving and job.pool:
         raise SpecError("method serve needs samplers of its own; drop spec.poolRef", "spec.poolRef")
+    if job.checkpoint.uri and not job.checkpoint.uri.startswith("s3://"):
+        raise SpecError(
+            f"spec.checkpoint.uri is {job.checkpoint.uri!r}; trainers of a job write to "
+            "s3://bucket/prefix alone, for their disk goes with them",
+            "spec.checkpoint.uri",
+        )
     if job.checkpoint.uri and not job.checkpoint.secret:
         raise SpecError("spec.checkpoint.uri needs spec.checkpoint.secretRef")
     query = parse_qsl(urlsplit(job.checkpoint.uri).query, keep_blank_values=True)

@@ -170,6 +170,54 @@ TABLE = [
         r"learning_rate is 3\.0; give a number above 0 and at most 1",
     ),
     (
+        "data-of-another-recipe",
+        "data: {name: arithmetic}",
+        "Failed",
+        r"spec\.data\.name is 'arithmetic', which comes with no supervised.*pig_latin, warm_start",
+    ),
+    (
+        "data-of-a-file-on-the-laptop",
+        "data: {name: train.jsonl}",
+        "Failed",
+        r"no file of the driver's pod; give spec\.data\.configMapRef or spec\.data\.pvc",
+    ),
+    (
+        "data-of-the-hub-as-a-setting",
+        "{data: null, method: {type: supervised, parameters: {data: 'hf://openai/gsm8k'}}}",
+        "Failed",
+        r"spec\.method\.parameters\.data is 'hf://openai/gsm8k'",
+    ),
+    (
+        "checkpoints-on-the-disk-of-a-trainer",
+        "checkpoint: {uri: 'file:///checkpoints', secretRef: {name: store}}",
+        SCHEMA,
+        "'file:///checkpoints' does not match",
+    ),
+    (
+        "two-recipes-at-once",
+        "method: {type: [supervised, rl]}",
+        SCHEMA,
+        r"\['supervised', 'rl'\] is not of type 'string'",
+    ),
+    (
+        "replicas-as-text",
+        "roles: {trainer: {replicas: '2'}}",
+        SCHEMA,
+        "'2' is not of type 'integer'",
+    ),
+    (
+        "key-of-a-config-map-that-is-missing",
+        "data: {configMapRef: {name: greetings}}",
+        SCHEMA,
+        "'key' is a required property",
+    ),
+    (
+        "a-rank-that-is-none",
+        "adapter: {type: lora, rank: 0}",
+        SCHEMA,
+        "0 is less than the minimum of 1",
+    ),
+    (
         "settings-of-a-driver-of-ones-own",
         "{method: {type: supervised, parameters: {mine: 1}}, "
         "roles: {driver: {template: {image: 'registry.example.com/team/loop:1'}}}}",
@@ -180,10 +228,33 @@ TABLE = [
 
 
 @functools.cache
-def schema() -> dict[str, Any]:
-    crd = yaml.safe_load((ROOT / "k8s/crd/trainingjobs.tinsmith.dev.yaml").read_text())
+def schema(plural: str = "trainingjobs") -> dict[str, Any]:
+    crd = yaml.safe_load((ROOT / f"k8s/crd/{plural}.tinsmith.dev.yaml").read_text())
     [version] = crd["spec"]["versions"]
     return dict(version["schema"]["openAPIV3Schema"])
+
+
+def undescribed(fields: dict[str, Any], path: str) -> list[str]:
+    """Return the fields below one that `kubectl explain` says nothing of."""
+    found = []
+    for name, field in fields.get("properties", {}).items():
+        # An API server allows no words about `metadata`, whose kind it knows itself.
+        if not field.get("description") and f"{path}.{name}" != ".metadata":
+            found.append(f"{path}.{name}")
+        for below in (field, field.get("items"), field.get("additionalProperties")):
+            if isinstance(below, dict):
+                found += undescribed(below, f"{path}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("plural", ["trainingjobs", "trainerpools"])
+def test_explain_says_what_each_field_means(plural: str) -> None:
+    found = schema(plural)
+    assert not undescribed(found, "")
+    roles = found["properties"]["spec"]["properties"]
+    roles = roles["roles"]["properties"] if "roles" in roles else roles
+    said = [roles[role]["description"] for role in roles]
+    assert len(set(said)) == len(said), "two roles are described alike"
 
 
 def manifest(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tinsmith.driver.methods import read_method
-from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith.jobs.methods import RECIPE_METHODS
 from tinsmith_jobs.spec import Method
 
 ROOT = Path(__file__).parents[3]

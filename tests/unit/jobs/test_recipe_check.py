@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith.jobs.methods import RECIPE_METHODS
 from tinsmith_jobs.recipe_check import check_recipe
-from tinsmith_jobs.spec import JobSpec, Method, Model
+from tinsmith_jobs.spec import Data, JobSpec, Method, Model, Role, Template
 from tinsmith_jobs.spec_codec import decode_job
 from tinsmith_jobs.spec_reader import SpecError
 
@@ -52,6 +52,25 @@ def test_any_value_of_any_setting_is_taken_or_refused(kind: str) -> None:
     assert len(refusals) > len(HOSTILE)
     assert {refusal.field for refusal in refusals} == {"spec.method"}
     assert not [refusal for refusal in refusals if "\n" in str(refusal)]
+
+
+@pytest.mark.parametrize("data", ["pig_latin", "train.jsonl", "hf://openai/gsm8k", "nim.py:Nim"])
+def test_data_that_no_pod_of_the_driver_has_is_refused_before_gpus_are_held(data: str) -> None:
+    known = "or one of arithmetic, small_sums, geometry"
+    with pytest.raises(SpecError, match=rf"parameters\.data is '{data}'.*{known}"):
+        check_recipe(job_of("rl", data=data))
+    named = dataclasses.replace(job_of("rl"), data=Data(name=data))
+    with pytest.raises(SpecError, match=rf"spec\.data\.name is '{data}'.*{known}"):
+        check_recipe(named)
+    # A server on this machine has its files, and a driver of the author's own has what it likes.
+    check_recipe(named, is_local=True)
+    own = Role(name="driver", kind="driver", replicas=1, template=Template(image="registry/own"))
+    check_recipe(dataclasses.replace(named, roles=(own,)))
+
+
+@pytest.mark.parametrize("data", ["geometry", "/job-data/train.jsonl"])
+def test_data_that_a_pod_may_have_is_passed_on(data: str) -> None:
+    check_recipe(job_of("rl", data=data))
 
 
 def test_agents_of_a_job_are_the_agents_of_its_recipe() -> None:

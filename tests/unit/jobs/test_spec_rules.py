@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.fakes.job_specs import MODEL, REFUSED, TRAINING
 
-from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith.jobs.methods import RECIPE_METHODS
 from tinsmith_jobs import spec_reader
 from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.spec import JobSpec, Method

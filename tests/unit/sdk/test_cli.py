@@ -277,7 +277,7 @@ def test_a_command_whose_extra_is_missing_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = metadata.EntryPoint("up", "tinsmith_nowhere.commands:up", "tinsmith.commands")
-    monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
+    monkeypatch.setattr("tinsmith.cli.app.entry_points", lambda group: [point])
     assert invoke("up", "--port", "0") == 1
     assert "pip install 'tinsmith[nowhere]'" in capsys.readouterr().err
     assert invoke("--help") == 0
@@ -295,7 +295,7 @@ def test_a_command_of_an_extra_is_run(
     module.up = up  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tinsmith_extra", module)
     point = metadata.EntryPoint("up", "tinsmith_extra:up", "tinsmith.commands")
-    monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
+    monkeypatch.setattr("tinsmith.cli.app.entry_points", lambda group: [point])
     assert invoke("up", "--port", "7") == 0
     assert capsys.readouterr().out == "port 7\n"
 

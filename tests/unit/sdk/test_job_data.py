@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.jobs.data import BUILT_IN, find_data
+from tinsmith.jobs.data import find_data
 from tinsmith.jobs.json_form import JobFormatError, parse_spec
+from tinsmith.jobs.methods import BUILT_IN_DATA
+from tinsmith.recipes.tasks import supervised_tasks
+from tinsmith.recipes.tasks.agent_games import load_game
 from tinsmith.recipes.tasks.episode_tasks import load_tasks
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.v1 import job_pb2
@@ -45,7 +49,12 @@ def test_a_relative_path_is_where_the_author_stands(file: Path, local: str) -> N
 @pytest.mark.parametrize(
     ("data", "kind", "address"),
     [
-        *(pytest.param(word, "supervised", HERE, id=word) for word in sorted(BUILT_IN)),
+        *(
+            pytest.param(word, method, HERE, id=f"{method}-{word}")
+            for method, words in BUILT_IN_DATA.items()
+            for word in words
+        ),
+        pytest.param("hf://openai/gsm8k:main", "rl", HERE, id="hub"),
         pytest.param("train.jsonl", "supervised", ELSEWHERE, id="cluster"),
         pytest.param("/data/train.jsonl", "supervised", "localhost:8080", id="tunnel"),
         pytest.param("train.jsonl", "custom", HERE, id="own-loop"),
@@ -63,10 +72,32 @@ def test_a_file_that_is_not_there_is_refused(data: str) -> None:
         find_data(make_spec(data), HERE, HERE)
 
 
-def test_what_recipes_bring_along_is_no_path() -> None:
-    assert "arithmetic" in BUILT_IN
-    assert load_problems("arithmetic").train
-    assert load_tasks("arithmetic").train
+def test_a_game_of_ones_own_is_a_file_and_a_class(file: Path) -> None:
+    file.with_name("nim.py").write_text("class Nim: ...")
+    spec = make_spec("nim.py:Nim", "match")
+    find_data(spec, HERE, HERE)
+    place = f"{file.with_name('nim.py')}:Nim"
+    assert data_of(spec) == (place, place)
+    with pytest.raises(ConfigurationError, match=r"no\.py is not there; .*with match: gomoku"):
+        find_data(make_spec("no.py:Nim", "match"), HERE, HERE)
+
+
+def test_data_of_another_recipe_is_no_data_of_this_one() -> None:
+    with pytest.raises(ConfigurationError, match="comes with supervised: pig_latin, warm_start"):
+        find_data(make_spec("arithmetic", "supervised"), HERE, HERE)
+
+
+def test_recipes_have_what_they_are_said_to_bring() -> None:
+    for method, words in BUILT_IN_DATA.items():
+        default = importlib.import_module(f"tinsmith.recipes.{method}").Config().data
+        assert default in words, method
+    for word in ("arithmetic", "small_sums"):
+        assert word in BUILT_IN_DATA["rl"]
+        assert load_problems(word).train
+    assert load_tasks(*BUILT_IN_DATA["rl_episodes"]).train
+    assert BUILT_IN_DATA["supervised"] == supervised_tasks.SHIPPED
+    for name in BUILT_IN_DATA["match"]:
+        assert load_game(name, board_size=3, row_length=3)
 
 
 @pytest.mark.parametrize(

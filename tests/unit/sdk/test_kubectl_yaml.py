@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 from tinsmith.cli.jobs import spec_of_recipe
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.json_form import JobFormatError, parse_manifest
+from tinsmith.jobs.methods import METHODS
 from tinsmith.kubectl_yaml import parse_value, read_documents
+from tinsmith_jobs.recipe_check import check_recipe
+from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.spec_reader import SpecError
 
 
 @pytest.mark.parametrize(
@@ -102,3 +107,16 @@ def test_settings_of_a_submitted_recipe_are_read_alike() -> None:
     assert spec["method"]["parameters"] == {"learning_rate": 1e-3, "tag": "1:30"}
     with pytest.raises(ConfigurationError, match="stop is no YAML: line 1"):
         spec_of_recipe("supervised", "tiny", 0, "lora", ["stop=[a"])
+
+
+@pytest.mark.parametrize("recipe", METHODS)
+def test_a_recipe_of_the_command_line_is_a_job(recipe: str) -> None:
+    """A custom loop has no command there, which its refusal says."""
+    spec = spec_of_recipe(recipe, "tiny", 0, "lora", [])
+    spec["model"]["source"] = "hf://a/b"
+    with (
+        pytest.raises(SpecError, match=r"spec\.roles\.driver")
+        if recipe == "custom"
+        else contextlib.nullcontext()
+    ):
+        check_recipe(decode_job("job", spec))

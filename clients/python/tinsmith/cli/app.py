@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
@@ -84,7 +84,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.command("use")(servers.use)
     words = [argument for argument in arguments if not argument.startswith("-")]
     wanted = words[0] if words else None
-    for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+    for entry_point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if entry_point.name in groups:
             if entry_point.name == wanted:
                 _extend(groups[entry_point.name], entry_point, words[1:])
@@ -110,7 +110,7 @@ def _options(
     """Take the options that stand before a command."""
 
 
-def _extend(group: typer.Typer, entry_point: metadata.EntryPoint, words: Sequence[str]) -> None:
+def _extend(group: typer.Typer, entry_point: EntryPoint, words: Sequence[str]) -> None:
     """Add the commands of an extra to a group of this package.
 
     Raises:
@@ -127,7 +127,7 @@ def _extend(group: typer.Typer, entry_point: metadata.EntryPoint, words: Sequenc
     group.registered_commands += extra.registered_commands
 
 
-def _add(app: typer.Typer, entry_point: metadata.EntryPoint, *, load: bool) -> None:
+def _add(app: typer.Typer, entry_point: EntryPoint, *, load: bool) -> None:
     package = entry_point.module.partition(".")[0]
     command: typer.Typer | Callable[..., object]
     if load:

@@ -16,22 +16,11 @@ from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, describe_age, show_json, show_list
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.job_calls import JobInfo
+from tinsmith.jobs.methods import METHODS, SAMPLING_METHODS
 from tinsmith.kubectl_yaml import parse_value
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
-_METHODS = (
-    "supervised",
-    "rl",
-    "rl_episodes",
-    "self_play",
-    "match",
-    "dpo",
-    "distillation",
-    "custom",
-    "serve",
-)
-_SAMPLING = ("rl", "rl_episodes", "self_play", "match", "serve")
 _AGENTS = "black,white"
 """Of a match that names none."""
 _COLUMNS = {
@@ -69,9 +58,7 @@ def submit(
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option(
-            help="A spec.method.type: supervised, rl, rl_episodes, self_play, match, custom, serve."
-        ),
+        typer.Option(help=f"A spec.method.type: {', '.join(METHODS)}."),
     ] = "",
     model: Annotated[str, typer.Option(help="Base model; with --recipe.")] = "tiny",
     steps: Annotated[int, typer.Option(help="Optimizer steps; with --recipe.")] = 0,
@@ -277,10 +264,10 @@ def spec_of_recipe(
     Raises:
         ConfigurationError: If there is no such recipe, or a setting is none.
     """
-    if recipe not in _METHODS:
+    if recipe not in METHODS:
         raise ConfigurationError(
             f"there is no recipe {recipe!r}",
-            remedy=f"use one of {', '.join(_METHODS)}",
+            remedy=f"use one of {', '.join(METHODS)}",
         )
     parameters: dict[str, Any] = {}
     for word in settings:
@@ -288,8 +275,8 @@ def spec_of_recipe(
         if not equals:
             raise ConfigurationError(f"{word!r} is not a setting", remedy="write key=value")
         parameters[key.strip()] = parse_value(text, name=key.strip())
-    roles: dict[str, Any] = {"trainer": {}}
-    if recipe in _SAMPLING:
+    roles: dict[str, Any] = {} if recipe == "serve" else {"trainer": {}}
+    if recipe in SAMPLING_METHODS or recipe == "match":
         roles["sampler"] = {}
     if recipe == "match":
         names = str(parameters.pop("agents", _AGENTS)).split(",")

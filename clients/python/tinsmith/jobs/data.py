@@ -11,26 +11,10 @@ from pathlib import Path
 
 from tinsmith.addresses import is_loopback
 from tinsmith.errors import ConfigurationError
+from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith.v1 import job_pb2
 
-BUILT_IN = frozenset(
-    {
-        "pig_latin",
-        "warm_start",
-        "arithmetic",
-        "small_sums",
-        "larger_number",
-        "gomoku",
-        "kuhn",
-        "rock_paper_scissors",
-    }
-)
-"""Data that recipes bring along; anything else is a path."""
-
-RECIPE_METHODS = frozenset(
-    {"supervised", "rl", "rl_episodes", "self_play", "match", "dpo", "distillation"}
-)
-"""Values of `spec.method.type` that are a recipe, by its name."""
+_HUB = "hf://"
 
 
 def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -> None:
@@ -50,18 +34,29 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
     may_refuse = address == local_address
     parameters = spec.method.parameters
     if "data" in parameters and isinstance(parameters["data"], str):
-        parameters["data"] = _find(parameters["data"], "spec.method.parameters.data", may_refuse)
-    if spec.data.name:
-        spec.data.name = _find(spec.data.name, "spec.data.name", may_refuse)
+        given = parameters["data"]
+        if _has_place(given, spec.method.type):
+            field = "spec.method.parameters.data"
+            parameters["data"] = _find(given, spec.method.type, field, may_refuse)
+    if spec.data.name and _has_place(spec.data.name, spec.method.type):
+        spec.data.name = _find(spec.data.name, spec.method.type, "spec.data.name", may_refuse)
 
 
-def _find(text: str, field: str, may_refuse: bool) -> str:
-    path = Path(text).expanduser()
-    if text in BUILT_IN or (path.is_absolute() and not may_refuse):
+def _has_place(data: str, method: str) -> bool:
+    """Whether data of a recipe is a path, and neither comes with the recipe nor from the hub."""
+    return data not in BUILT_IN_DATA[method] and not data.startswith(_HUB)
+
+
+def _find(text: str, method: str, field: str, may_refuse: bool) -> str:
+    # A game of the author's own is FILE.py:CLASS.
+    place, colon, name = text.partition(".py:")
+    path = Path(f"{place}.py" if colon else text).expanduser()
+    if path.is_absolute() and not may_refuse:
         return text
     if not path.exists():
         raise ConfigurationError(
             f"{field}: {path} is not there",
-            remedy="give the path of a file on this machine",
+            remedy="give the path of a file on this machine, or what comes with "
+            f"{method}: {', '.join(BUILT_IN_DATA[method])}",
         )
-    return str(path.absolute())
+    return f"{path.absolute()}:{name}" if colon else str(path.absolute())
