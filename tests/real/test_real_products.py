@@ -13,7 +13,7 @@ from tinsmith_engine.products.split_products import (
     check_split,
     with_small_products,
 )
-from tinsmith_local.random_model import SHAPES
+from tinsmith_local.random_shapes import SHAPES
 
 MOST_ROWS = 4096
 NUM_TRIES = 24

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tinsmith.cli.app import DESCRIPTIONS
-from tinsmith_local.commands import describe, parse_exact, up
+from tinsmith_local.commands import parse_exact, up
 from tinsmith_local.embedded import (
     EmbeddedConfig,
     EmbeddedServer,
@@ -16,6 +19,7 @@ from tinsmith_local.embedded import (
     tokenizer_ids,
 )
 from tinsmith_local.overrides import read_overrides
+from tinsmith_local.serving import describe
 from tinsmith_runtime.devices import Hardware, place
 from tinsmith_runtime.errors import ConfigError
 
@@ -172,3 +176,41 @@ def test_the_folder_of_a_server_is_closed_to_others(tmp_path: Path) -> None:
         make_data_dir(folder)
     modes = {folder.name: folder.stat().st_mode & 0o777 for folder in (new, earlier, foreign)}
     assert modes == {"new": 0o700, "earlier": 0o700, "foreign": 0o755}
+
+
+def test_a_wrong_model_and_a_taken_port_are_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = """
+import sys
+import typer
+from tinsmith_local.commands import up
+try:
+    typer.run(up)
+finally:
+    assert "torch" not in sys.modules
+"""
+
+    def told(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "--data-dir", str(tmp_path / "data"), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1, done.stdout
+        assert not (tmp_path / "data").exists()
+        [line] = done.stdout.splitlines()
+        return line
+
+    missing = tmp_path / "missing"
+    assert told("--model", str(missing)) == (
+        f"error: there is no model directory {missing}; check the path"
+    )
+    assert "holds no config.json" in told("--model", f"mine={tmp_path}")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        line = told("--port", str(other.getsockname()[1]))
+    assert "is another process using the port?" in line
+    assert line.endswith("--port 0 takes a free port")

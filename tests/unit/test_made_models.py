@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, load_model
-from tinsmith_local.commands import named_models
+from tinsmith_local.commands import make_models, model_sources
 from tinsmith_local.made_models import MADE_MODELS
 from tinsmith_local.tiny_model import MARKER_NAME
 from tinsmith_local.tiny_vision_model import (
@@ -35,7 +35,7 @@ def tokenizer(seeing: Path) -> Tokenizer:
 
 
 def test_every_made_model_is_known_by_its_name(tmp_path: Path) -> None:
-    found = named_models(["mine=tiny-2x64"], tmp_path)
+    found = make_models(model_sources(["mine=tiny-2x64"]), tmp_path)
     assert found == {"mine": str(tmp_path / "models" / "tiny-2x64")}
     assert (tmp_path / "models" / "tiny-2x64" / MARKER_NAME).is_file()
     assert set(MADE_MODELS) == {"tiny", "tiny-2x64", "tiny-vl"}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith_local.random_model import SHAPES, build_random_model
+from tinsmith_local.random_model import build_random_model
+from tinsmith_local.random_shapes import SHAPES
 from tinsmith_runtime.errors import ConfigError
 
 

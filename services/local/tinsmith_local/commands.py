@@ -1,4 +1,7 @@
-"""The CLI commands that need more than the client: `up`, `models`, `certificates`, `database`."""
+"""The CLI commands that need more than the client: `up`, `models`, `certificates`, `database`.
+
+What loads torch is imported in the functions that need it, so that a wrong word is told at once.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tinsmith.errors import ConfigurationError
-from tinsmith.local_servers import (
-    Announcement,
-    LocalServer,
-    announcements,
-    chosen_address,
-    list_servers,
-)
+from tinsmith.local_servers import announcements
 from tinsmith.settings import state_dir
 from tinsmith_environment.class_names import named_classes
 from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
-from tinsmith_local.embedded import (
-    DEFAULT_PORT,
-    EmbeddedConfig,
-    EmbeddedServer,
-    describe_server,
-    make_data_dir,
-)
 from tinsmith_local.made_models import MADE_MODELS, TINY, make_model
 from tinsmith_local.overrides import read_overrides
-from tinsmith_local.random_model import SHAPES, build_random_model
-from tinsmith_local.tiny_model import build_tiny_model
+from tinsmith_local.ports import DEFAULT_PORT, check_port
+from tinsmith_local.random_shapes import SHAPES
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
+from tinsmith_runtime.model_directories import model_directory
 from tinsmith_runtime.observability.logs import configure_logging
-from tinsmith_runtime.pod.main import freeze_started
-from tinsmith_runtime.rpc.server import wait_for_signal
 
 _EXACT = {AUTO: None, "true": True, "false": False}
 
@@ -110,10 +98,21 @@ def up(
     try:
         configure_logging("local", level=log_level.upper())
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        sources = model_sources(model or [TINY])
+        check_port(port)
+        settings = with_environments(
+            read_overrides(config) if config is not None else {}, environment or []
+        )
+        if _console.is_terminal:
+            # What comes now takes half a minute on a busy machine.
+            _console.print(f"starting: loads torch, then {', '.join(sources)}", highlight=False)
+        from tinsmith_local.embedded import EmbeddedConfig, make_data_dir
+        from tinsmith_local.serving import serve
+
         make_data_dir(folder)
         embedded = EmbeddedConfig(
             data_dir=folder,
-            models=named_models(model or [], folder),
+            models=make_models(sources, folder),
             port=port,
             num_threads=num_threads,
             device=device,
@@ -124,11 +123,9 @@ def up(
             math_problems_path=math_problems_path,
             # Servers tell the clients of this user their keys there.
             hidden_folders=(announcements(state_dir()),),
-            overrides=with_environments(
-                read_overrides(config) if config is not None else {}, environment or []
-            ),
+            overrides=settings,
         )
-        asyncio.run(_serve(embedded))
+        asyncio.run(serve(embedded))
     except (ConfigError, TinsmithError, OSError) as error:
         # One line, whatever libraries put into theirs: logs and scripts search for it.
         print(f"error: {' '.join(sentence_of(error).split())}", file=sys.stderr)
@@ -170,6 +167,8 @@ def build_tiny(
     directory: Annotated[Path, typer.Argument(help="Where to put it.")],
 ) -> None:
     """Make a tiny Qwen3 model with random weights and its tokenizer; no download."""
+    from tinsmith_local.tiny_model import build_tiny_model
+
     path = build_tiny_model(directory)
     _console.print(f"tiny model in {path}", highlight=False)
 
@@ -181,6 +180,8 @@ def build_random(
     layers: Annotated[int, typer.Option(help="How many of its layers; 0: all.")] = 0,
 ) -> None:
     """Make a model of a real shape with random weights, to size a machine; no download."""
+    from tinsmith_local.random_model import build_random_model
+
     try:
         path = build_random_model(directory, shape, num_layers=layers or None)
     except (ConfigError, OSError) as error:
@@ -229,25 +230,30 @@ def make_users(
         print(f"{user.role}-database-url={user.url}")
 
 
-def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:
-    """Return base models by name: `NAME=SOURCE`, or a source named by its last part.
-
-    Without entries the tiny model is made.
+def model_sources(entries: Sequence[str]) -> dict[str, str]:
+    """Return where base models come from, by name: `NAME=SOURCE`, or a source by its last part.
 
     Raises:
         ConfigError: If two have one name.
+        ModelNotFoundError: If a source can be neither a directory of a model nor a hub id.
     """
-    if not entries:
-        return {TINY: str(make_model(TINY, data_dir))}
     named: dict[str, str] = {}
     for entry in entries:
         name, source = _pair(entry) if "=" in entry else (_name_of(entry), entry)
-        if source in MADE_MODELS:
-            source = str(make_model(source, data_dir))
         if name in named:
             raise ConfigError(f"two base models are named {name!r}; use NAME=SOURCE")
+        if source not in MADE_MODELS:
+            model_directory(source)
         named[name] = source
     return named
+
+
+def make_models(sources: Mapping[str, str], data_dir: Path) -> dict[str, str]:
+    """Return the sources with a directory for each that is made on the spot."""
+    return {
+        name: str(make_model(source, data_dir)) if source in MADE_MODELS else source
+        for name, source in sources.items()
+    }
 
 
 def parse_exact(text: str) -> bool | None:
@@ -271,84 +277,3 @@ def _pair(entry: str) -> tuple[str, str]:
     if not (name and separator and value):
         raise ConfigError(f"{entry!r} is not NAME=VALUE")
     return name, value
-
-
-def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[str] = ()) -> str:
-    """Return what a user is told: where the server is, the key, and how clients are pointed at it.
-
-    The key has two spellings, because clients of the Tinker wire insist on theirs.
-
-    Args:
-        server: The server, which runs.
-        config: Its settings.
-        others: A line for each other server of this machine.
-    """
-    url = server.address if "://" in server.address else f"http://{server.address}"
-    tinker_key = server.api_key.replace("tsk_", "tml-", 1)
-    warning = f"warning: {server.placement.warning}\n" if server.placement.warning else ""
-    return (
-        f"Tinsmith serves {', '.join(config.models)}\n"
-        f"  address  {server.address}\n"
-        f"  key      {server.api_key}\n"
-        f"           {tinker_key}   the same, as tinker spells it\n"
-        f"  data     {config.data_dir}\n"
-        "  log      here, a line of JSON for each event; --log-level INFO tells more\n"
-        f"  device   {server.placement}\n"
-        f"  bits     {_promise(server.exactness)}\n"
-        "Clients on this machine:\n"
-        f"  tinsmith  found by itself; else export TINSMITH_ADDRESS={server.address} "
-        f"TINSMITH_API_KEY={server.api_key}\n"
-        f"  tinker    export TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key}\n"
-        f"  openai    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={server.api_key}\n"
-        + "".join(f"{line}\n" for line in others)
-        + warning
-        + "Ctrl-C stops it; what was acknowledged survives."
-    )
-
-
-def _promise(exactness: Mapping[str, str]) -> str:
-    """Return what base models promise, in words."""
-    words = {
-        "exact": "exact: what a tenant gets depends on nobody beside it",
-        "fast": "fast: NOT exact, a tenant's last bits may depend on others",
-        "fallback": "fallback: NOT exact, run by transformers",
-    }
-    if len(set(exactness.values())) == 1:
-        return words[next(iter(exactness.values()))]
-    return "; ".join(f"{name} {words[kind]}" for name, kind in exactness.items())
-
-
-def describe_others(mine: str, servers: Sequence[LocalServer], chosen: str) -> list[str]:
-    """Return what a user is told of the other servers of this machine.
-
-    Args:
-        mine: Address of the server that was just started.
-        servers: All that are known.
-        chosen: The address that `tinsmith use` named; empty if none.
-    """
-    others = [each for each in servers if each.is_running and each.address != mine]
-    lines = [f"Also running: {each.address}, data {each.data_dir}" for each in others]
-    if chosen and chosen != mine:
-        lines.append(f"Commands go on using {chosen}; this one: tinsmith use {mine}")
-    elif others:
-        lines.append("Commands use this one now; another one: tinsmith use ADDRESS")
-    return lines
-
-
-async def _serve(config: EmbeddedConfig) -> None:
-    server = EmbeddedServer(config)
-    stopped = asyncio.create_task(wait_for_signal())
-    await server.start()
-    freeze_started()
-    folder = state_dir()
-    with Announcement(folder, describe_server(server, config)):
-        try:
-            others = describe_others(server.address, list_servers(folder), chosen_address(folder))
-        except ConfigurationError as error:
-            # What another server left is no reason to end this one, which serves already.
-            others = [str(error)]
-        _console.print(describe(server, config, others), highlight=False, soft_wrap=True)
-        await stopped
-    # Found no longer: a command that comes now would meet a server that takes nothing new.
-    _console.print("draining", highlight=False)
-    await server.stop()

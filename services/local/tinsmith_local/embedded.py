@@ -30,6 +30,7 @@ from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
+from tinsmith_local.ports import DEFAULT_PORT, bound_or_told
 from tinsmith_runtime.config import is_loopback, parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
@@ -47,7 +48,6 @@ from tinsmith_trainer.pod import TrainerPod
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PORT = 7077
 _KEY_FILE = "api_key"
 _PRIVATE_MODE, _PRIVATE_FOLDER_MODE = 0o600, 0o700
 _FENCED_EXIT_CODE = 3
@@ -128,7 +128,7 @@ class EmbeddedServer:
             self._scheduler_address = scheduler.address
             self._gateway = gateway = GatewayPod(self._gateway_config())
             # Reserved before the models are loaded, which takes long; served when all is there.
-            self.address = _bound(gateway)
+            self.address = bound_or_told(gateway.bind)
             trainer_config = self._trainer_config()
             self.placement = placement_of(trainer_config)
             trainer_config = replace(
@@ -303,20 +303,6 @@ def make_data_dir(path: Path) -> None:
         raise ConfigError(
             f"data directory {path} cannot be written: {error.strerror}; name another one with"
             " --data-dir"
-        ) from error
-
-
-def _bound(gateway: GatewayPod) -> str:
-    """Reserve the port of the server, and return the address.
-
-    Raises:
-        ConfigError: If it is taken.
-    """
-    try:
-        return gateway.bind()
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error} `tinsmith status` shows the servers that run; --port 0 takes a free port"
         ) from error
 
 

@@ -17,7 +17,7 @@ from tinsmith.planning.estimate import Workload, estimate, logit_rows
 from tinsmith.planning.model_shape import ModelShape
 from tinsmith_engine.model.lm_head import chunk_rows
 from tinsmith_engine.products.split_products import ROW_TILE
-from tinsmith_local.random_model import SHAPES
+from tinsmith_local.random_shapes import SHAPES
 
 SMALL = ModelShape.of(SHAPES["smollm2-135m"])
 LARGE = ModelShape.of(SHAPES["qwen2.5-1.5b"])

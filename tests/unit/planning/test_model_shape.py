@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tinsmith
 from tinsmith.planning.model_shape import ModelShape
-from tinsmith_local.random_model import SHAPES
+from tinsmith_local.random_shapes import SHAPES
 
 MOE = {
     "model_type": "qwen3_moe",

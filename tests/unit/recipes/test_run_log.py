@@ -90,6 +90,10 @@ def test_the_end_says_where_everything_is_and_what_comes_next(
         'tinsmith sample --checkpoint run-1/final "a prompt"',
     ):
         assert said in end
+    # Not of a server that commands would have to be told of.
+    with RunLog(tmp_path, title="t", num_steps=1, is_found=False) as log:
+        log.say_end([], "run-1", CHECKPOINT)
+    assert "tinsmith sample" not in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run(tmp_path)
     assert "picture     none: matplotlib is not installed" in capsys.readouterr().out

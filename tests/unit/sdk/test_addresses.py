@@ -127,6 +127,20 @@ def test_the_proxy_is_named_where_no_server_answers(monkeypatch: pytest.MonkeyPa
     assert "proxy" not in decode_rpc_error(failed, address="127.0.0.1:7377").message
 
 
+def test_a_pod_that_is_away_is_named_with_the_address_that_the_user_gave() -> None:
+    failed = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        "failed to connect to all addresses; last error: UNKNOWN: Connection refused",
+    )
+    server, pod = "127.0.0.1:7077", "127.0.0.1:38287"
+    told = decode_rpc_error(failed, address=pod, server=server).message
+    assert told == f"no server answers at {server} (its pod {pod}): Connection refused"
+    told = decode_rpc_error(failed, address=server, server=server).message
+    assert told == f"no server answers at {server}: Connection refused"
+
+
 def test_what_is_exempt_has_no_proxy() -> None:
     proxied = {"http_proxy": NOBODY, "no_proxy": "localhost, .example.org,gpu2"}
     assert proxy_of("gpu1:1", proxied) == ("http_proxy", NOBODY)

@@ -98,9 +98,7 @@ def fit(
         progress = ResumableRun(config, client, experiment, observer)
         title = f"{recipe} {Path(config.data).name}"
         picture = Picture(f"{recipe}: {config.data}", curve)
-        log = open_log(
-            experiment, config, title, progress.run, progress.first_step, observer, picture
-        )
+        log = open_log(experiment, config, title, progress, observer, picture)
 
         def score(num_done: int) -> Evaluation:
             """Score what was held out, unless no sampler is there, and keep some answers."""

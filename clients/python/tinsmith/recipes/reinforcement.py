@@ -147,9 +147,7 @@ def learn(
             Curve("reward", f"mean reward of the {about.plays}", True, held_out="validation"),
             source.agents if len(source.agents) > 1 else ("",),
         )
-        log = open_log(
-            experiment, config, title, progress.run, progress.first_step, observer, picture
-        )
+        log = open_log(experiment, config, title, progress, observer, picture)
         with log, progress.explained(log.say):
             log.say_begin(progress.describe(), *source.plan, *filter(None, [chosen.note]))
             before = _scored_once(BEFORE, source, progress, progress.first_step)

@@ -139,9 +139,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
             f"rl_episodes: {name}, seed {config.seed}",
             Curve("reward", "mean reward of the episodes", True, held_out="validation"),
         )
-        log = open_log(
-            experiment, config, title, progress.run, progress.first_step, observer, picture
-        )
+        log = open_log(experiment, config, title, progress, observer, picture)
         with log, progress.explained(log.say):
             log.say_begin(progress.describe())
             sampler = progress.run.sampler()

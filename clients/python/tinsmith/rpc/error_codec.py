@@ -109,12 +109,15 @@ def status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     return found
 
 
-def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> TinsmithError:
+def decode_rpc_error(
+    error: grpc.aio.AioRpcError, *, address: str = "", server: str = ""
+) -> TinsmithError:
     """Return the exception of a failed call.
 
     Args:
         error: What grpc raised.
         address: Where the call went; named in errors that no Tinsmith server wrote.
+        server: The address that the user gave, which is named as well where the call went to a pod.
     """
     status = status_of(error)
     if status is not None:
@@ -122,8 +125,9 @@ def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> Tinsm
     code, text = error.code(), error.details() or ""
     if address and code is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in text:
         proxy = proxy_of(address)
+        named = address if server in ("", address) else f"{server} (its pod {address})"
         found: TinsmithError = UnavailableError(
-            f"no server answers at {address}: {text.rpartition(': ')[2]}"
+            f"no server answers at {named}: {text.rpartition(': ')[2]}"
             if proxy is None
             else f"no server answers at {address} through {proxy[0]}={proxy[1]}:"
             f" {text.rpartition(': ')[2]}; if it is reached directly, export"

@@ -283,7 +283,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
-            raise decode_rpc_error(error, address=address) from None
+            raise decode_rpc_error(error, address=address, server=self.settings.address) from None
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
 
@@ -381,7 +381,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
-            raise decode_rpc_error(error, address=address) from None
+            raise decode_rpc_error(error, address=address, server=self.settings.address) from None
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
         finally:

@@ -22,6 +22,7 @@ from tinsmith_runtime.errors import (
     FileRefusedError,
     ModelNotFoundError,
 )
+from tinsmith_runtime.model_directories import model_directory
 
 _CHUNK_NUMBERS = 16 << 20
 _DTYPES = {
@@ -39,19 +40,9 @@ def resolve_model(model_dir: str | Path) -> Path:
     Raises:
         ModelNotFoundError: Neither a directory with a config.json nor a model that the hub gives.
     """
-    path = Path(model_dir)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(
-                f"directory {path} holds no config.json, so it is no model; give one that does",
-                model=path,
-            )
-        return path
-    # A hub id is `name` or `owner/name`; everything else was meant as a path.
-    if path.is_absolute() or str(model_dir).startswith(".") or len(path.parts) > 2:
-        raise ModelNotFoundError(
-            f"there is no model directory {model_dir}; check the path", model=model_dir
-        )
+    directory = model_directory(model_dir)
+    if directory is not None:
+        return directory
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,

@@ -71,6 +71,11 @@ class ResumableRun:
         experiment.begin(self.run.name)
         self._observer.began(self.run.name, self.first_step)
 
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._client.address
+
     def describe(self) -> str:
         """Return where it is and what it begins with, in one sentence."""
         folder, run = self._experiment.folder, self.run.name

@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experiment.curves import describe_picture
 from tinsmith.recipes.experiment.experiment import Experiment
@@ -33,7 +34,9 @@ from tinsmith.recipes.experiment.health import Health
 from tinsmith.recipes.experiment.json_files import write_lines
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
+from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.trackers import TrackedRun, Tracker, open_trackers
+from tinsmith.settings import resolve_settings
 from tinsmith.training.training_run import TrainingRun
 
 METRICS = "metrics.jsonl"
@@ -67,6 +70,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         run: Has the server keep the metrics too, which never holds up a step.
         trackers: Get the metrics too.
         picture: What is drawn.
+        is_found: Whether commands find the server by themselves, and a next one can be named.
 
     Attributes:
         health: Finds steps that teach nothing.
@@ -83,6 +87,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         run: TrainingRun | None = None,
         trackers: Sequence[Tracker] = (),
         picture: Picture | None = None,
+        is_found: bool = True,
     ) -> None:
         self._run = run
         self._trackers = trackers
@@ -94,7 +99,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         write_lines(self._path, self.rows)
         self._file = self._path.open("a", encoding="utf-8")
         self._begin_s = time.monotonic()
-        self._is_desk = observer is None
+        self._names_next = observer is None and is_found
         self._picture = picture
         self._scored: list[tuple[int, Mapping[str, float]]] = []
         self._drawn_s = self._begin_s
@@ -188,7 +193,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             f"picture     {picture}",
             *(
                 [f'next        tinsmith sample --checkpoint {shorten(checkpoint)} "a prompt"']
-                * self._is_desk
+                * self._names_next
             ),
         ):
             self.say(line)
@@ -216,8 +221,7 @@ def open_log(
     experiment: Experiment,
     config: Any,
     title: str,
-    run: TrainingRun,
-    first_step: int,
+    progress: ResumableRun,
     observer: Observer | None,
     picture: Picture,
 ) -> RunLog:
@@ -227,14 +231,14 @@ def open_log(
         experiment: Whose folder it is.
         config: Settings of the recipe.
         title: What the progress bar says.
-        run: What is trained.
-        first_step: Steps that an earlier part of the run did.
+        progress: What is trained, and where it stands.
         observer: Of a job.
         picture: What is drawn.
 
     Raises:
         ConfigurationError: If a tracker cannot be opened.
     """
+    run, first_step = progress.run, progress.first_step
     tracked = TrackedRun(
         run.name.rpartition("/")[2], title, experiment.folder, experiment.settings, first_step
     )
@@ -247,7 +251,16 @@ def open_log(
         run=run,
         trackers=open_trackers(config.log_to, tracked),
         picture=picture,
+        is_found=_is_found(progress.address),
     )
+
+
+def _is_found(address: str) -> bool:
+    """Return whether commands use a server unless they are told otherwise."""
+    try:
+        return resolve_settings().address == address
+    except ConfigurationError:
+        return False
 
 
 def say_finished(experiment: Experiment, results: Sequence[str]) -> None:
