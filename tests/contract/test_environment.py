@@ -126,24 +126,24 @@ def expect_rpc_error(code: grpc.StatusCode, *, reason: str) -> Iterator[list[str
 
 async def test_environments_are_listed_with_their_settings(rig: Rig) -> None:
     request = environment_pb2.ListEnvironmentsRequest(parent="projects/mine")
-    answer = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+    answer = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=60)
     assert [e.name.rpartition("/")[2] for e in answer.environments] == [
         "guessing", "math", "unruly",
     ]  # fmt: skip
     assert answer.environments[0].description
     assert answer.environments[0].default_config["max_turns"] == 8
     with expect_rpc_error(Code.NOT_FOUND, reason="RESOURCE_NOT_FOUND"):
-        await rig.stub.ListEnvironments(request, metadata=THEIRS, timeout=5)
+        await rig.stub.ListEnvironments(request, metadata=THEIRS, timeout=60)
     request.page_size = 2
-    first = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+    first = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=60)
     assert list(first.environments) == list(answer.environments[:2])
     request.page_token = first.next_page_token
-    last = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+    last = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=60)
     assert list(last.environments) == list(answer.environments[2:])
     assert not last.next_page_token
     request.page_token = "another list's"
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+        await rig.stub.ListEnvironments(request, metadata=MINE, timeout=60)
 
 
 async def test_a_game_over_the_wire(rig: Rig) -> None:
@@ -156,7 +156,7 @@ async def test_a_game_over_the_wire(rig: Rig) -> None:
     assert answer.reward == 1.0
     assert answer.info["correct"] is True
     request = environment_pb2.GetInstanceRequest(name=instance.name)
-    after = await rig.stub.GetInstance(request, metadata=MINE, timeout=5)
+    after = await rig.stub.GetInstance(request, metadata=MINE, timeout=60)
     assert after.state == environment_pb2.EnvironmentInstance.STATE_FINISHED
     assert after.num_steps == index + 1
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="WRONG_STATE"):
@@ -183,13 +183,13 @@ async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:
         await rig.step(instance.name, 0, metadata=THEIRS)
     get = environment_pb2.GetInstanceRequest(name=instance.name)
     with expect_rpc_error(Code.NOT_FOUND, reason="INSTANCE_NOT_FOUND"):
-        await rig.stub.GetInstance(get, metadata=THEIRS, timeout=5)
+        await rig.stub.GetInstance(get, metadata=THEIRS, timeout=60)
     delete = environment_pb2.DeleteInstanceRequest(name=instance.name)
-    await rig.stub.DeleteInstance(delete, metadata=THEIRS, timeout=5)
+    await rig.stub.DeleteInstance(delete, metadata=THEIRS, timeout=60)
     with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.step(instance.name, 0, metadata=pod("gateway"))
     for _ in range(2):
-        await rig.stub.DeleteInstance(delete, metadata=MINE, timeout=5)
+        await rig.stub.DeleteInstance(delete, metadata=MINE, timeout=60)
     with expect_rpc_error(Code.NOT_FOUND, reason="INSTANCE_NOT_FOUND"):
         await rig.step(instance.name, 1)
 
@@ -231,7 +231,7 @@ async def test_wrong_actions_are_refused(
     instance = await rig.create("math")
     request = environment_pb2.StepInstanceRequest(instance=instance.name, action=action)
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason=reason):
-        await rig.stub.StepInstance(request, metadata=MINE, timeout=5)
+        await rig.stub.StepInstance(request, metadata=MINE, timeout=60)
     assert (await rig.step(instance.name, 0, "1")).done
 
 

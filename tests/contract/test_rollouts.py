@@ -298,9 +298,9 @@ async def test_batches_are_listed_newest_first(small: CoordinatorRig) -> None:
     caller = RolloutCaller(small)
     names = [(await caller.wait(await caller.generate())).name for _ in range(3)]
     request = operations_pb2.ListOperationsRequest(name=f"{PROJECT}/rolloutBatches/-", page_size=2)
-    first = await caller.operations.ListOperations(request, metadata=small.mine, timeout=5)
+    first = await caller.operations.ListOperations(request, metadata=small.mine, timeout=60)
     request.page_token = first.next_page_token
-    rest = await caller.operations.ListOperations(request, metadata=small.mine, timeout=5)
+    rest = await caller.operations.ListOperations(request, metadata=small.mine, timeout=60)
     listed = [each.name for page in (first, rest) for each in page.operations]
     assert listed == names[::-1]
     assert not rest.next_page_token

@@ -167,7 +167,7 @@ async def test_a_strangers_batch_is_not_there(rig: CoordinatorRig) -> None:
         ("DeleteOperation", operations_pb2.DeleteOperationRequest(name=operation.name)),
     ):
         with expect_rpc_error(Code.NOT_FOUND, reason="OPERATION_NOT_FOUND"):
-            await getattr(caller.operations, method)(request, metadata=rig.theirs, timeout=5)
+            await getattr(caller.operations, method)(request, metadata=rig.theirs, timeout=60)
     assert name.startswith(PROJECT)
 
 
@@ -194,14 +194,14 @@ async def test_bad_pages_revisions_and_waits_are_refused(rig: CoordinatorRig) ->
         rollout_pb2.ListRolloutEpisodesRequest(parent=batch_of(operation), page_token="forged"),
     ):
         with expect_rpc_error(INVALID, reason="INVALID_FIELD"):
-            await caller.stub.ListRolloutEpisodes(request, metadata=rig.mine, timeout=5)
+            await caller.stub.ListRolloutEpisodes(request, metadata=rig.mine, timeout=60)
     with expect_rpc_error(INVALID, reason="INVALID_FIELD"):
         await caller.watch(operation, after_revision=-1)
     wait = operations_pb2.WaitOperationRequest(
         name=operation.name, timeout=duration_pb2.Duration(seconds=-1)
     )
     with expect_rpc_error(INVALID, reason="INVALID_FIELD"):
-        await caller.operations.WaitOperation(wait, metadata=rig.mine, timeout=5)
+        await caller.operations.WaitOperation(wait, metadata=rig.mine, timeout=60)
 
 
 @pytest.mark.parametrize("role", [KeyRole.VIEWER, KeyRole.AGENT])

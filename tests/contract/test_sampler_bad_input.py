@@ -121,7 +121,7 @@ def score(tokens: list[int], **fields: Any) -> Callable[[SamplerRig], Awaitable[
 
 def raw(body: bytes) -> Callable[[SamplerRig], Awaitable[Any]]:
     def send(rig: SamplerRig) -> Any:
-        return rig.channel.unary_unary(METHOD)(body, metadata=bearer(rig.key), timeout=5)
+        return rig.channel.unary_unary(METHOD)(body, metadata=bearer(rig.key), timeout=60)
 
     return send
 

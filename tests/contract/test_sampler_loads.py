@@ -34,20 +34,20 @@ async def heartbeat(rig: Rig, name: str, **load: int) -> None:
     )
     for field, value in load.items():
         setattr(request.load, field, value)
-    await rig.stub.HeartbeatWorker(request, metadata=pod("sampler"), timeout=5)
+    await rig.stub.HeartbeatWorker(request, metadata=pod("sampler"), timeout=60)
 
 
 async def session_of(rig: Rig) -> str:
     request = scheduler_pb2.CreateSamplingSessionRequest(
         parent=await rig.session(rig.admin), request_id=new_id(), base_model=BASE_MODEL
     )
-    handle = await rig.stub.CreateSamplingSession(request, metadata=rig.admin, timeout=5)
+    handle = await rig.stub.CreateSamplingSession(request, metadata=rig.admin, timeout=60)
     return str(handle.name)
 
 
 async def loads(rig: Rig, name: str) -> dict[str, tuple[int, int, int, float]]:
     request = scheduler_pb2.GetSamplingSessionRequest(name=name)
-    found = await rig.stub.GetSamplingSession(request, metadata=rig.admin, timeout=5)
+    found = await rig.stub.GetSamplingSession(request, metadata=rig.admin, timeout=60)
     return {
         load.address: (
             load.num_requests,

@@ -47,7 +47,7 @@ async def list_events(
     request = scheduler_pb2.ListAuditEventsRequest(parent=f"projects/{project}", **fields)
     events: list[audit_pb2.AuditEvent] = []
     while True:
-        answer = await rig.stub.ListAuditEvents(request, metadata=metadata or rig.admin, timeout=5)
+        answer = await rig.stub.ListAuditEvents(request, metadata=metadata or rig.admin, timeout=60)
         assert len(answer.events) <= (request.page_size or 100)
         events += answer.events
         request.page_token = answer.next_page_token

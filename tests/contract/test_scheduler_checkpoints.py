@@ -165,11 +165,11 @@ async def test_another_projects_checkpoint_exists_once_it_is_published(
         request = scheduler_pb2.CreateSamplingSessionRequest(
             parent=session, request_id=new_id(), checkpoint=name
         )
-        return await rig.stub.CreateSamplingSession(request, metadata=guest, timeout=5)
+        return await rig.stub.CreateSamplingSession(request, metadata=guest, timeout=60)
 
     async def locate(name: str, who: Metadata = guest) -> Any:
         request = scheduler_pb2.LocateCheckpointRequest(checkpoint=name)
-        return await rig.stub.LocateCheckpoint(request, metadata=who, timeout=5)
+        return await rig.stub.LocateCheckpoint(request, metadata=who, timeout=60)
 
     async def run_from(name: str) -> Any:
         return await begin(rig, guest, session, name)

@@ -45,7 +45,7 @@ def job_keys(rig: Rig, **fields: Any) -> Any:
 async def finished_session(rig: Rig, who: Metadata) -> str:
     session = await rig.session(who)
     request = scheduler_pb2.FinishSessionRequest(session=session)
-    await rig.stub.FinishSession(request, metadata=who, timeout=5)
+    await rig.stub.FinishSession(request, metadata=who, timeout=60)
     return session
 
 
@@ -72,12 +72,12 @@ async def test_ended_sessions_and_deleted_runs_are_forgotten_live_ones_are_not(r
     request = scheduler_pb2.HeartbeatSessionRequest(session=ended)
     await swept(
         rig,
-        lambda: rig.stub.HeartbeatSession(request, metadata=who, timeout=5),
+        lambda: rig.stub.HeartbeatSession(request, metadata=who, timeout=60),
         "SESSION_NOT_FOUND",
     )
     assert (await rig.get_run(who, kept.name)).name == kept.name
     request = scheduler_pb2.HeartbeatSessionRequest(session=live)
-    await rig.stub.HeartbeatSession(request, metadata=who, timeout=5)
+    await rig.stub.HeartbeatSession(request, metadata=who, timeout=60)
 
 
 async def test_refused_keys_are_forgotten_those_of_the_settings_stay_refused(rig: Rig) -> None:
@@ -85,7 +85,7 @@ async def test_refused_keys_are_forgotten_those_of_the_settings_stay_refused(rig
     request = scheduler_pb2.CreateKeyRequest(
         parent="projects/default", request_id=new_id(), role="admin"
     )
-    other = await rig.stub.CreateKey(request, metadata=admin, timeout=5)
+    other = await rig.stub.CreateKey(request, metadata=admin, timeout=60)
     who = bearer(other.secret)
     bootstrap = f"projects/default/keys/{rig.admin_key.split('_')[1]}"
     for name in (
@@ -98,7 +98,9 @@ async def test_refused_keys_are_forgotten_those_of_the_settings_stay_refused(rig
         ).name,
         bootstrap,
     ):
-        await rig.stub.RevokeKey(scheduler_pb2.RevokeKeyRequest(name=name), metadata=who, timeout=5)
+        await rig.stub.RevokeKey(
+            scheduler_pb2.RevokeKeyRequest(name=name), metadata=who, timeout=60
+        )
 
     async def listed() -> set[str]:
         answer = await rig.stub.ListKeys(
@@ -129,7 +131,7 @@ async def test_keys_of_jobs_are_listed_in_pages_without_the_revoked_ones(rig: Ri
     assert [key.job for key in page.keys] == jobs
     for key in page.keys[:4]:
         request = job_pb2.RevokeJobKeyRequest(name=key.name)
-        await rig.jobs.RevokeJobKey(request, metadata=pod("controller"), timeout=5)
+        await rig.jobs.RevokeJobKey(request, metadata=pod("controller"), timeout=60)
     first = await job_keys(rig, page_size=1)
     second = await job_keys(rig, page_size=1, page_token=first.next_page_token)
     found = [key.job for each in (first, second) for key in each.keys]

@@ -107,7 +107,7 @@ async def test_another_projects_run_is_not_found(rig: Rig, owner: Metadata) -> N
 async def test_a_deleted_run_is_not_forked(rig: Rig, owner: Metadata) -> None:
     source = await source_run(rig, owner)
     request = scheduler_pb2.DeleteTrainingRunRequest(name=source.name)
-    await rig.stub.DeleteTrainingRun(request, metadata=owner, timeout=5)
+    await rig.stub.DeleteTrainingRun(request, metadata=owner, timeout=60)
     with expect_rpc_error(StatusCode.NOT_FOUND, reason=RunNotFoundError.reason):
         await begin(rig, owner, source.name)
 
@@ -115,7 +115,7 @@ async def test_a_deleted_run_is_not_forked(rig: Rig, owner: Metadata) -> None:
 async def test_a_run_whose_session_ended_is_forked(rig: Rig, owner: Metadata) -> None:
     source = await source_run(rig, owner)
     request = scheduler_pb2.FinishSessionRequest(session=source.session)
-    await rig.stub.FinishSession(request, metadata=owner, timeout=5)
+    await rig.stub.FinishSession(request, metadata=owner, timeout=60)
     operation = await ended(rig, owner, await begin(rig, owner, source.name))
     assert operation.HasField("response")
 
@@ -170,5 +170,5 @@ async def test_a_fork_is_audited(rig: Rig, owner: Metadata) -> None:
     source = await source_run(rig, owner)
     await ended(rig, owner, await begin(rig, owner, source.name))
     request = scheduler_pb2.ListAuditEventsRequest(parent="projects/default")
-    events = (await rig.stub.ListAuditEvents(request, metadata=rig.admin, timeout=5)).events
+    events = (await rig.stub.ListAuditEvents(request, metadata=rig.admin, timeout=60)).events
     assert "fork_run" in [event.action for event in events]

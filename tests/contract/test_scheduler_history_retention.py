@@ -52,7 +52,7 @@ async def update(
 async def updates_of(rig: Rig, name: str) -> int:
     """Count the events that a run was updated."""
     request = scheduler_pb2.ListAuditEventsRequest(parent="projects/default")
-    answer = await rig.stub.ListAuditEvents(request, metadata=rig.admin, timeout=5)
+    answer = await rig.stub.ListAuditEvents(request, metadata=rig.admin, timeout=60)
     return [(each.action, each.resource) for each in answer.events].count(("update_run", name))
 
 

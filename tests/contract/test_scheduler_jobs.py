@@ -94,7 +94,7 @@ async def test_a_key_that_is_asked_for_by_controllers_that_die_exists_once(rig: 
     for pause_s in (0.0, 0.001, 0.002, 0.005, 0.01, 0.02):
         calls = [
             asyncio.ensure_future(
-                rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=5)
+                rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=60)
             )
             for _ in range(5)
         ]
@@ -104,7 +104,7 @@ async def test_a_key_that_is_asked_for_by_controllers_that_die_exists_once(rig: 
         await asyncio.gather(*calls, return_exceptions=True)
 
     answers = await asyncio.gather(
-        *(rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=5) for _ in range(5))
+        *(rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=60) for _ in range(5))
     )
 
     assert {answer.name for answer in answers} == {f"projects/default/keys/{key.key_id}"}
@@ -183,9 +183,9 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
     # Ordered by name, whatever the order asked in: "b" comes before "default".
     request.page_size = 1
     assert await listed() == {names[1]: 2}
-    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=5)
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=60)
     request.page_token = answer.next_page_token
-    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=5)
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=60)
     assert [(found.name, found.step) for found in answer.reports] == [(names[0], 1)]
     assert not answer.next_page_token
     request.page_token = "another list's"
@@ -194,7 +194,7 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
     request.page_size, request.page_token = 0, ""
     for uid in ("uid-7", "uid-0", "uid-0"):
         forget = job_pb2.DeleteTrainingJobReportRequest(name=names[0], uid=uid)
-        await rig.jobs.DeleteTrainingJobReport(forget, metadata=pod("controller"), timeout=5)
+        await rig.jobs.DeleteTrainingJobReport(forget, metadata=pod("controller"), timeout=60)
     assert await listed() == {names[1]: 2}
 
 
@@ -204,7 +204,7 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
     key = derive_job_key(POD_KEY, "uid-1")
     name = f"projects/default/keys/{key.key_id}"
     listing = job_pb2.ListJobKeysRequest(page_size=1)
-    (listed,) = (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=5)).keys
+    (listed,) = (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=60)).keys
     assert (listed.name, listed.job, listed.uid, listed.pool) == (name, JOB, "uid-1", "space.j")
     caller = await rig.stub.GetCallerKey(
         scheduler_pb2.GetCallerKeyRequest(), metadata=driver, timeout=5
@@ -214,10 +214,10 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
         await rig.job_key("projects/default/trainingJobs/k", "uid-2", key=key)
     revoke = job_pb2.RevokeJobKeyRequest(name=name)
     for _ in range(2):
-        assert (await rig.jobs.RevokeJobKey(revoke, metadata=pod("controller"), timeout=5)).revoked
+        assert (await rig.jobs.RevokeJobKey(revoke, metadata=pod("controller"), timeout=60)).revoked
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_REVOKED"):
         await report(rig, driver, step=1)
-    assert not (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=5)).keys
+    assert not (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=60)).keys
     users = (
         await rig.stub.CreateKey(
             scheduler_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
@@ -237,13 +237,13 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
         ("DeleteTrainingJobReport", job_pb2.DeleteTrainingJobReportRequest(name=JOB, uid="u")),
     ):
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
-            await getattr(rig.jobs, method)(request, metadata=rig.admin, timeout=5)
+            await getattr(rig.jobs, method)(request, metadata=rig.admin, timeout=60)
 
 
 async def test_a_deployment_without_jobs_says_so(rig: Rig) -> None:
     request = job_pb2.ListTrainingJobsRequest(parent="projects/default")
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOBS_DISABLED") as found:
-        await rig.jobs.ListTrainingJobs(request, metadata=rig.admin, timeout=5)
+        await rig.jobs.ListTrainingJobs(request, metadata=rig.admin, timeout=60)
     assert "job_launcher" in found[0].message
 
 
@@ -296,7 +296,9 @@ async def create(
         training_job_id=name,
         training_job=job,
     )
-    answer: job_pb2.TrainingJob = await rig.jobs.CreateTrainingJob(request, metadata=who, timeout=5)
+    answer: job_pb2.TrainingJob = await rig.jobs.CreateTrainingJob(
+        request, metadata=who, timeout=60
+    )
     return answer
 
 
@@ -335,7 +337,7 @@ async def test_a_job_is_created_once_and_watched_to_its_end(local: Rig) -> None:
     ).keys
     for _ in range(2):
         delete = job_pb2.DeleteTrainingJobRequest(name=JOB)
-        await local.jobs.DeleteTrainingJob(delete, metadata=user, timeout=5)
+        await local.jobs.DeleteTrainingJob(delete, metadata=user, timeout=60)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
         await watched(local, user)
     assert not list((local.settings["data_dir"] / "jobs").iterdir())
@@ -367,12 +369,12 @@ async def test_jobs_of_another_project_are_not_there(local: Rig) -> None:
         call = getattr(local.jobs, f"{method}TrainingJob")
         request = getattr(job_pb2, f"{method}TrainingJobRequest")(name=JOB)
         with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
-            await call(request, metadata=foreigner, timeout=5)
+            await call(request, metadata=foreigner, timeout=60)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
         await watched(local, foreigner)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
         await log_of(local, foreigner)
-    assert (await local.jobs.GetTrainingJob(name, metadata=user, timeout=5)).name == JOB
+    assert (await local.jobs.GetTrainingJob(name, metadata=user, timeout=60)).name == JOB
 
 
 async def test_jobs_are_listed_newest_first(local: Rig) -> None:
@@ -382,7 +384,7 @@ async def test_jobs_are_listed_newest_first(local: Rig) -> None:
     request = job_pb2.ListTrainingJobsRequest(parent="projects/default", page_size=2)
     found: list[str] = []
     while True:
-        page = await local.jobs.ListTrainingJobs(request, metadata=user, timeout=5)
+        page = await local.jobs.ListTrainingJobs(request, metadata=user, timeout=60)
         found += [job.name.rpartition("/")[2] for job in page.training_jobs]
         request.page_token = page.next_page_token
         if not request.page_token:
@@ -434,6 +436,6 @@ async def test_a_driver_is_told_where_it_is(local: Rig) -> None:
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOB_LOG_MISSING"):
         await log_of(local, user, role="trainer")
     cancel = job_pb2.CancelTrainingJobRequest(name=JOB)
-    await local.jobs.CancelTrainingJob(cancel, metadata=user, timeout=5)
+    await local.jobs.CancelTrainingJob(cancel, metadata=user, timeout=60)
     async with asyncio.timeout(10):
         assert (await watched(local, user))[-1] == "Cancelled"

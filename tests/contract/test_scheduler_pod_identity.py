@@ -42,7 +42,7 @@ def registration(name: str = "w", pool: str = "") -> scheduler_pb2.RegisterWorke
 )
 async def test_a_pod_registers_as_what_its_key_says(rig: Rig, who: Metadata, pool: str) -> None:
     with expect_rpc_error(Code.PERMISSION_DENIED, reason="WORKER_FOREIGN"):
-        await rig.stub.RegisterWorker(registration(pool=pool), metadata=who, timeout=5)
+        await rig.stub.RegisterWorker(registration(pool=pool), metadata=who, timeout=60)
     await rig.stub.RegisterWorker(
         registration(pool=pool), metadata=pod("trainer", pool=pool), timeout=5
     )
@@ -50,16 +50,16 @@ async def test_a_pod_registers_as_what_its_key_says(rig: Rig, who: Metadata, poo
 
 async def test_the_name_of_another_worker_is_not_taken(rig: Rig) -> None:
     mine = pod("trainer", pool="mine.1")
-    await rig.stub.RegisterWorker(registration(), metadata=pod("trainer"), timeout=5)
+    await rig.stub.RegisterWorker(registration(), metadata=pod("trainer"), timeout=60)
     with expect_rpc_error(Code.PERMISSION_DENIED, reason="WORKER_FOREIGN"):
-        await rig.stub.RegisterWorker(registration(pool="mine.1"), metadata=mine, timeout=5)
+        await rig.stub.RegisterWorker(registration(pool="mine.1"), metadata=mine, timeout=60)
     for method, request in (
         (rig.stub.HeartbeatWorker, scheduler_pb2.HeartbeatWorkerRequest(name="workers/w")),
         (rig.stub.DeregisterWorker, scheduler_pb2.DeregisterWorkerRequest(name="workers/w")),
     ):
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="WORKER_FOREIGN"):
-            await method(request, metadata=mine, timeout=5)
-        await method(request, metadata=pod("trainer"), timeout=5)
+            await method(request, metadata=mine, timeout=60)
+        await method(request, metadata=pod("trainer"), timeout=60)
 
 
 @pytest.mark.parametrize("role", ["trainer", "sampler", "environment", "coordinator"])
@@ -73,9 +73,9 @@ async def test_the_scheduler_says_what_a_pod_is(rig: Rig) -> None:
     request = scheduler_pb2.VerifyKeyRequest(
         key_id=key.identity.key_id, secret_sha256=key.secret_sha256
     )
-    answer = await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)
+    answer = await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=60)
     assert (answer.role, answer.pool, answer.is_pod) == ("sampler", "p.1", True)
     assert answer.check_secrets == [check_secret(POD_KEY)]
     request.secret_sha256 = bytes(32)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
-        await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)
+        await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=60)

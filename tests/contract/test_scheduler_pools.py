@@ -37,7 +37,7 @@ async def sampling_session(rig: Rig, who: Metadata, session: str, **source: str)
     request = scheduler_pb2.CreateSamplingSessionRequest(
         parent=session, request_id=new_id(), **source
     )
-    answer = await rig.stub.CreateSamplingSession(request, metadata=who, timeout=5)
+    answer = await rig.stub.CreateSamplingSession(request, metadata=who, timeout=60)
     return str(answer.sampler_addresses[0])
 
 

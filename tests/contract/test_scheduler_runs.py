@@ -199,7 +199,7 @@ async def test_runs_of_ended_sessions_take_no_place(rig: Rig) -> None:
         for _ in range(5):
             await rig.create_run(rig.admin, session)
         finish = scheduler_pb2.FinishSessionRequest(session=session)
-        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=5)
+        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=60)
 
 
 async def test_full_trainers_make_a_run_wait_and_then_fail(rig: Rig) -> None:
@@ -217,7 +217,7 @@ async def test_full_trainers_make_a_run_wait_and_then_fail(rig: Rig) -> None:
     for _ in range(2):
         # Runs of an ended session would take no place.
         heartbeat = scheduler_pb2.HeartbeatSessionRequest(session=session)
-        await rig.stub.HeartbeatSession(heartbeat, metadata=rig.admin, timeout=5)
+        await rig.stub.HeartbeatSession(heartbeat, metadata=rig.admin, timeout=60)
         await rig.advance(31)
     done = [await rig.wait(rig.admin, operation.name) for operation in operations]
     assert sorted(operation.WhichOneof("result") for operation in done) == ["error", "response"]

@@ -175,5 +175,5 @@ async def test_the_sampling_sessions_of_a_project_are_bounded(
             await create(rig, sessions[2], base_model=BASE_MODEL)
         assert "finish a session" in errors[0].message
         finish = scheduler_pb2.FinishSessionRequest(session=sessions[0])
-        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=5)
+        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=60)
         await create(rig, sessions[2], base_model=BASE_MODEL)

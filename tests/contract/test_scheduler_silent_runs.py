@@ -27,7 +27,7 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
 
 async def heartbeat(rig: Rig, session: str) -> None:
     request = scheduler_pb2.HeartbeatSessionRequest(session=session)
-    await rig.stub.HeartbeatSession(request, metadata=rig.admin, timeout=5)
+    await rig.stub.HeartbeatSession(request, metadata=rig.admin, timeout=60)
 
 
 async def test_the_longest_silent_run_makes_room(rig: Rig) -> None:

@@ -22,7 +22,7 @@ from tinsmith.v1 import (
 )
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 class EpisodeEndpoint:

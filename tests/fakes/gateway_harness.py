@@ -38,7 +38,7 @@ from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 PROJECT = "p"
 RUN = f"projects/{PROJECT}/trainingRuns/run-1"
 SAMPLING_SESSION = f"projects/{PROJECT}/samplingSessions/s-1"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class GatewayScheduler(FakeScheduler):

@@ -22,7 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "Pig Latin: hello"}]
 EXACT = {"return_token_ids": True}
 BASE_MODEL = "tiny"
 ALIAS = "gpt-tiny"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 ResultT = TypeVar("ResultT")
 

@@ -18,7 +18,7 @@ from tinsmith_coordinator.store.rollout_records import NewBatch
 
 SESSION = f"{PROJECT}/samplingSessions/s"
 ENVIRONMENT = f"{PROJECT}/environments/guessing"
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def finished(play: Play, *, num_tokens: int = 4) -> Played:

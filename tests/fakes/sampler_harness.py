@@ -55,7 +55,7 @@ from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
 
 BASE_MODEL = "tiny"
 PROJECT = "p"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 PROMPT = (5, 6, 7, 8)
 
 

@@ -312,7 +312,7 @@ class Rig:
     async def user(self, project: str = "default") -> Metadata:
         """Return the credential of a new user of a project."""
         request = scheduler_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
-        key = await self.stub.CreateKey(request, metadata=self.admin, timeout=5)
+        key = await self.stub.CreateKey(request, metadata=self.admin, timeout=60)
         return bearer(key.secret)
 
     async def job_key(
@@ -329,14 +329,14 @@ class Rig:
         request = job_pb2.EnsureJobKeyRequest(
             job=job, uid=uid, key_id=key.key_id, secret_sha256=key.secret_sha256, pool=pool
         )
-        await self.jobs.EnsureJobKey(request, metadata=who or pod("controller"), timeout=5)
+        await self.jobs.EnsureJobKey(request, metadata=who or pod("controller"), timeout=60)
         return bearer(str(key))
 
     async def session(self, who: Metadata, project: str = "default") -> str:
         request = scheduler_pb2.CreateSessionRequest(
             parent=f"projects/{project}", request_id=new_id()
         )
-        session = await self.stub.CreateSession(request, metadata=who, timeout=5)
+        session = await self.stub.CreateSession(request, metadata=who, timeout=60)
         return str(session.name)
 
     async def begin_run(
@@ -344,7 +344,7 @@ class Rig:
     ) -> operations_pb2.Operation:
         fields = {"base_model": BASE_MODEL, "request_id": new_id(), **fields}
         request = scheduler_pb2.CreateTrainingRunRequest(parent=session, **fields)
-        return await self.stub.CreateTrainingRun(request, metadata=who, timeout=5)
+        return await self.stub.CreateTrainingRun(request, metadata=who, timeout=60)
 
     async def wait(self, who: Metadata, name: str, wait_s: int = 5) -> operations_pb2.Operation:
         request = operations_pb2.WaitOperationRequest(name=name)

@@ -41,7 +41,7 @@ from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod
 
 BASE_MODEL = "tiny"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 Metadata = tuple[tuple[str, str], ...]
 SCHEDULER: Metadata = pod("scheduler")
 

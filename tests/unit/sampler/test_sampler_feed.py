@@ -10,7 +10,7 @@ import pytest
 from tinsmith_engine import PromptLogprobs, SampledToken
 from tinsmith_sampler.token_stream import Delivery, Piece, TokenFeed
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def token(number: int) -> SampledToken:
