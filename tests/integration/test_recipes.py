@@ -236,6 +236,9 @@ def test_an_experiment_that_ended_is_not_repeated(
     config: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # The next command is named where commands find the server.
+    monkeypatch.setenv("TINSMITH_ADDRESS", embedded.address)
+    monkeypatch.setenv("TINSMITH_API_KEY", embedded.api_key)
     with embedded.client() as client:
         summary = recipe.main(config, client)
         shown = capsys.readouterr().out
