@@ -104,8 +104,8 @@ DATA_SIZE_BYTES = Gauge(
     "tinsmith_trainer_data_size_bytes", "Size of the file system of the trainer's data."
 )
 
-# By run, of the runs that were active last: `run_series.py` has the bound. A gauge holds what the
-# last operation that ended found.
+# By run, of the runs that were active last: `tinsmith_runtime.observability.run_series` has the
+# bound. A gauge holds what the last operation that ended found.
 
 RUN_VERSION = Gauge("tinsmith_run_version", "Optimizer steps applied to the run.", RUN_LABELS)
 RUN_STEPS = Counter("tinsmith_run_steps_total", "Optimizer steps of the run.", RUN_LABELS)

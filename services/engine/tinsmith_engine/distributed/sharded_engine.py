@@ -1,8 +1,9 @@
 """The engine of one rank; on rank 0, the engine that a trainer drives.
 
 The same class on all ranks, with the methods of `Engine`. On rank 0, once it leads, each method
-that changes something is a command to all ranks (`commands.py`); what only reads is answered from
-rank 0's own copy, since all ranks hold the same runs. A follower makes the calls that it is sent.
+that changes something is a command to all ranks (`leader_commands.py`); what only reads is answered
+from rank 0's own copy, since all ranks hold the same runs. A follower makes the calls that it is
+sent.
 
 While the model is loaded and probed, no rank leads and all ranks run the same program. A method
 called there is called on all of them anyway.

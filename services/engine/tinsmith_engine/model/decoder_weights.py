@@ -148,7 +148,7 @@ def use_adapters(
 ) -> DecoderWeights:
     """Return weights whose layers apply adapters to some rows of a pass.
 
-    The head is left as it is: its chunks have rows of their own (`head.py`).
+    The head is left as it is: its chunks have rows of their own (`lm_head.py`).
 
     Args:
         weights: What all rows see.

@@ -1,10 +1,10 @@
 """A mixture of experts in place of a block's MLP, with its backward.
 
 The router's softmax and choice are row-wise. Pairs of token and expert are rows of their own
-(`routing.py`): each expert's frozen weight multiplies a block of them (`products.py`), and adapters
-are added by group (`expert_lora.py`). A token's routing weight is multiplied into the activation
-before the down projection, which is narrower than what comes out of it; the projection has no bias,
-so the result is the same.
+(`moe_routing.py`): each expert's frozen weight multiplies a block of them (`split_products.py`),
+and adapters are added by group (`expert_lora.py`). A token's routing weight is multiplied into the
+activation before the down projection, which is narrower than what comes out of it; the projection
+has no bias, so the result is the same.
 
 The router uses no adapter and is trained in full-parameter runs only, but the gradient of the
 hidden states always flows through it. Filling rows are not routed: they get zeros and give none.

@@ -1,9 +1,9 @@
 """Linear layers of a decode batch: rows of many adapters over one frozen weight.
 
-Frozen products are those of training (`products.py`): one for all rows, the last tile filled up.
-LoRA products of float32 on a CPU are one call for a target, which reads adapters where they lie
-(`adapter_products.py`). It is used for shapes whose bits are those of the trainer's products, which
-is tried once for each shape.
+Frozen products are those of training (`split_products.py`): one for all rows, with a full last
+tile. LoRA products of float32 on a CPU are one call for a target, which reads adapters where they
+lie (`adapter_products.py`). It is used for shapes whose bits are those of the trainer's products,
+which is tried once for each shape.
 
 Other LoRA products run as batches of tiles, each tile with one adapter, so that shapes are fixed.
 Adapters are stacked once per composition of the batch, which changes far less often than a token is

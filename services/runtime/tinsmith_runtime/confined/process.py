@@ -116,7 +116,7 @@ class ConfinedProcess:
     """One process, begun when it is needed. Its methods block: not for the event loop.
 
     Args:
-        module: Runs `confined_worker.serve`.
+        module: Runs `worker.serve`.
         first: The first request, which each new process is sent.
         processes: Bounds the number of processes.
         work: What it does, for the metric of those that ended.

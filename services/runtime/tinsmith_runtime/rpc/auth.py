@@ -3,7 +3,7 @@
 A key is `tsk_<id>_<secret>`, or the same spelled `tml-<id>_<secret>` for clients that insist on
 that beginning; only the SHA-256 of the secret is stored. Keys that are made here end with a check
 (`key_checks`). The tenant of a call comes from its key alone. The scheduler owns the keys; other
-pods ask it (`RemoteKeyVerifier`) and keep the answer for a few seconds, which bounds how long a
+pods ask it (`CachingKeyVerifier`) and keep the answer for a few seconds, which bounds how long a
 revoked key still works.
 
 The caller of the current call is a context variable, set by the interceptor. So domain code needs
