@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,7 @@ from tinsmith_engine import EngineThread, Parts, timed
 def thread() -> Iterator[EngineThread]:
     thread = EngineThread()
     yield thread
-    thread.close(5)
+    thread.close(60)
 
 
 def parts_of(name: str, num_parts: int, events: list[str]) -> Parts[str]:
@@ -40,7 +39,7 @@ def test_parts_of_long_jobs_take_turns_and_short_jobs_wait_for_one_part(
 
     last = thread.submit_parts(parts_of("c", 2, events), send_short)
     gate.set()
-    assert [each.result(5) for each in (long, other, last)] == [
+    assert [each.result(60) for each in (long, other, last)] == [
         "a ended",
         "b ended",
         "c ended",
@@ -56,7 +55,7 @@ def test_a_stepper_steps_between_parts(thread: EngineThread) -> None:
         return True
 
     thread.add_stepper(step)
-    assert thread.submit_parts(parts_of("a", 3, events)).result(5) == "a ended"
+    assert thread.submit_parts(parts_of("a", 3, events)).result(60) == "a ended"
     within = events[events.index("a0") : events.index("a2") + 1]
     assert [each for each in within if each != "step"] == ["a0", "a1", "a2"]
     assert within.count("step") == 2
@@ -71,7 +70,7 @@ def test_each_part_says_what_is_left_and_is_told_whether_the_thread_is_shared(
 
     told: list[float] = []
     alone: list[bool | None] = []
-    thread.submit_parts(asking(alone), told.append).result(5)
+    thread.submit_parts(asking(alone), told.append).result(60)
     assert told == [2.0, 1.0, 0.0]
     assert alone == [False, False, False]
     beside: list[bool | None] = []
@@ -80,24 +79,30 @@ def test_each_part_says_what_is_left_and_is_told_whether_the_thread_is_shared(
     last = thread.submit_parts(asking(beside))
     thread.submit_parts(parts_of("a", 1, []))
     gate.set()
-    last.result(5)
+    last.result(60)
     # The other one is over soon, but where one was there are more.
     assert beside == [True, True, True]
 
 
 def test_the_time_of_parts_is_without_what_comes_between_them(thread: EngineThread) -> None:
+    now_s = 100.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
     def slow() -> Parts[str]:
         for left_s in (1.0, 0.0):
             yield left_s
-            time.sleep(0.01)
+            pass_time(0.25)
         return "slow"
 
     def long_between(_: float) -> None:
-        thread.submit(time.sleep, 0.2)
+        thread.submit(pass_time, 8.0)
 
-    value, busy_s = thread.submit_parts(timed(slow()), long_between).result(5)
-    assert value == "slow"
-    assert 0.02 <= busy_s < 0.2
+    parts = timed(slow(), clock=lambda: now_s)
+    assert thread.submit_parts(parts, long_between).result(60) == ("slow", 0.5)
+    assert now_s > 108
 
 
 def test_an_error_of_a_part_ends_its_job_alone(thread: EngineThread) -> None:
@@ -108,18 +113,18 @@ def test_an_error_of_a_part_ends_its_job_alone(thread: EngineThread) -> None:
     broken = thread.submit_parts(failing())
     sound = thread.submit_parts(parts_of("a", 2, []))
     with pytest.raises(ValueError, match="in a part"):
-        broken.result(5)
-    assert sound.result(5) == "a ended"
+        broken.result(60)
+    assert sound.result(60) == "a ended"
 
 
 def test_a_job_without_parts_has_a_result(thread: EngineThread) -> None:
-    assert thread.submit_parts(parts_of("a", 0, [])).result(5) == "a ended"
+    assert thread.submit_parts(parts_of("a", 0, [])).result(60) == "a ended"
 
 
 def test_closing_ends_long_jobs_that_have_begun() -> None:
     thread = EngineThread()
     events: list[str] = []
     long = thread.submit_parts(parts_of("a", 50, events))
-    assert thread.close(5)
+    assert thread.close(60)
     assert long.result(0) == "a ended"
     assert len(events) == 50

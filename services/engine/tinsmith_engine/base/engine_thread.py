@@ -73,17 +73,24 @@ it is sent in return says whether other long jobs take turns with it: the part h
 then."""
 
 
-def timed(parts: Parts[ResultT]) -> Parts[tuple[ResultT, float]]:
-    """Return also how many seconds the parts took, without what came between them."""
+def timed(
+    parts: Parts[ResultT], *, clock: Callable[[], float] = time.perf_counter
+) -> Parts[tuple[ResultT, float]]:
+    """Return also how many seconds the parts took, without what came between them.
+
+    Args:
+        parts: Of a job.
+        clock: Monotonic seconds.
+    """
     busy_s = 0.0
     sent: bool | None = None
     while True:
-        begin_s = time.perf_counter()
+        begin_s = clock()
         try:
             left_s = parts.send(sent)
         except StopIteration as end:
-            return end.value, busy_s + time.perf_counter() - begin_s
-        busy_s += time.perf_counter() - begin_s
+            return end.value, busy_s + clock() - begin_s
+        busy_s += clock() - begin_s
         sent = yield left_s
 
 
