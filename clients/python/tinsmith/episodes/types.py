@@ -80,6 +80,17 @@ class RecordedTrajectory:
         """Number of sampled tokens."""
         return int(self.mask.sum())
 
+    def counted_prompt(self, images: ImageRules | None = None) -> ModelInput:
+        """Return the prompt; of each image it says how many tokens it takes.
+
+        Args:
+            images: As of `to_datum`.
+
+        Raises:
+            ValueError: If the prompt holds an image, and no rules are given.
+        """
+        return ModelInput(tuple(_counted(chunk, images) for chunk in self.prompt.chunks))
+
     def to_datum(self, advantage: float, *, images: ImageRules | None = None) -> Datum:
         """Return the training sequence for a policy-gradient loss.
 
@@ -91,16 +102,8 @@ class RecordedTrajectory:
         Raises:
             ValueError: If the prompt holds an image, and no rules are given.
         """
-        chunks = [_counted(chunk, images) for chunk in self.prompt.chunks]
-        read = [
-            token
-            for chunk in chunks
-            for token in (
-                chunk.tokens
-                if isinstance(chunk, EncodedTextChunk)
-                else [images.token_id if images else 0] * chunk.length
-            )
-        ]
+        chunks = self.counted_prompt(images).chunks
+        read = [token for chunk in chunks for token in placeholders(chunk, images)]
         # Position i predicts token i + 1; the first token of the prompt is not predicted.
         context = np.zeros(len(read) - 1)
         return Datum(
@@ -270,6 +273,14 @@ def _decode_trajectory(message: episode_pb2.RecordedTrajectory) -> RecordedTraje
         call_indices=tuple(message.call_indices),
         call_ends=tuple(message.call_ends),
     )
+
+
+def placeholders(chunk: EncodedTextChunk | ImageChunk, rules: ImageRules | None) -> Sequence[int]:
+    """Return the tokens of a piece of a counted prompt; those of an image stand for it."""
+    if isinstance(chunk, EncodedTextChunk):
+        return chunk.tokens
+    assert rules is not None, "an image is counted by rules"
+    return [rules.token_id] * chunk.length
 
 
 def _counted(

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tinsmith.episodes.types import Episode, RecordedTrajectory
+from tinsmith.episodes.types import Episode, RecordedTrajectory, placeholders
+from tinsmith.images import ImageRules
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.rollouts import (
     MASKED_VERSION,
@@ -33,6 +34,7 @@ def keep_agent_episodes(
     decoder: Decoder,
     *,
     queue: str,
+    images: ImageRules | None = None,
 ) -> None:
     """Keep what agents played, if rollouts are kept.
 
@@ -43,13 +45,14 @@ def keep_agent_episodes(
         episodes: Submitted episodes, and the advantage of each.
         decoder: Says what each token is as text.
         queue: Where agents claimed them.
+        images: How the model turns images into tokens; None if it reads none.
     """
     keeper.keep_episodes(
         phase,
         num_done,
         (
             (
-                to_trajectory(episode),
+                to_trajectory(episode, images),
                 # How an agent drew its tokens is its own affair.
                 keeper.origin(
                     SamplingParams(),
@@ -67,13 +70,18 @@ def keep_agent_episodes(
     )
 
 
-def to_trajectory(episode: Episode) -> Trajectory:
-    """Return a submitted episode as a trajectory: a sample for each recorded sequence."""
+def to_trajectory(episode: Episode, images: ImageRules | None = None) -> Trajectory:
+    """Return a submitted episode as a trajectory: a sample for each recorded sequence.
+
+    Args:
+        episode: As the server recorded it.
+        images: How the model turns images into tokens; needed if a prompt holds any.
+    """
     assert episode.outcome is not None, "a submitted episode has an outcome"
     samples: list[TokenSample] = []
     counts: list[int] = []
     for recorded in episode.trajectories:
-        samples.append(_to_sample(recorded, counts))
+        samples.append(to_sample(recorded, counts, images))
     last = len(counts) - 1
     turns = tuple(
         Turn(num_tokens, "", episode.outcome.reward if index == last else 0.0)
@@ -82,9 +90,11 @@ def to_trajectory(episode: Episode) -> Trajectory:
     return Trajectory(tuple(samples), turns, TerminationReason.DONE, key=episode.name)
 
 
-def _to_sample(recorded: RecordedTrajectory, counts: list[int]) -> TokenSample:
+def to_sample(
+    recorded: RecordedTrajectory, counts: list[int], rules: ImageRules | None
+) -> TokenSample:
     """Return a sequence; the sampled tokens of each turn are counted on."""
-    read, images = _flatten(recorded)
+    read, images = _flatten(recorded, rules)
     mask = recorded.mask > 0
     calls = np.searchsorted(np.asarray(recorded.call_ends), np.arange(mask.size), side="right")
     turns = np.full(mask.size, -1, dtype=np.int64)
@@ -108,17 +118,16 @@ def _to_sample(recorded: RecordedTrajectory, counts: list[int]) -> TokenSample:
     )
 
 
-def _flatten(recorded: RecordedTrajectory) -> tuple[list[int], list[PlacedImage]]:
-    """Return the tokens of a prompt; an image has a placeholder of no number."""
+def _flatten(
+    recorded: RecordedTrajectory, rules: ImageRules | None
+) -> tuple[list[int], list[PlacedImage]]:
+    """Return the tokens of a prompt, and where its images are among them."""
     read: list[int] = []
     images: list[PlacedImage] = []
-    for chunk in recorded.prompt.chunks:
+    for chunk in recorded.counted_prompt(rules).chunks:
         if isinstance(chunk, ImageChunk):
-            num_tokens = chunk.expected_tokens or 1
-            images.append(PlacedImage(len(read), num_tokens, chunk))
-            read += [0] * num_tokens
-        else:
-            read += chunk.tokens
+            images.append(PlacedImage(len(read), chunk.length, chunk))
+        read += placeholders(chunk, rules)
     return read, images
 
 

@@ -30,6 +30,7 @@ import numpy as np
 from tinsmith.client import Client
 from tinsmith.episodes.types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
+from tinsmith.images import ImageRules
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import Experiment
@@ -151,7 +152,11 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
                 say=log.say,
             )
             tokenizer = sampler.get_tokenizer()
-            kept = _Kept(RolloutKeeper(experiment.folder, config.keep_rollouts, sampler), tokenizer)
+            models = {model.base_model: model for model in client.list_models()}
+            images = models[sampler.base_model].images
+            kept = _Kept(
+                RolloutKeeper(experiment.folder, config.keep_rollouts, sampler), tokenizer, images
+            )
             before = progress.once(
                 "before", lambda: _score(config, groups, tasks, kept, progress.first_step)
             )
@@ -172,6 +177,7 @@ class _Kept:
 
     keeper: RolloutKeeper
     tokenizer: Tokenizer
+    images: ImageRules | None
 
     def keep(self, phase: str, num_done: int, played: PlayedGroups, queue: str) -> None:
         """Keep the submitted episodes; an advantage is a reward minus the mean of its group."""
@@ -180,7 +186,9 @@ class _Kept:
         else:
             advantages_PG = [[None] * len(group) for group in played.groups]
         episodes = list(with_advantages(played.groups, advantages_PG))
-        keep_agent_episodes(self.keeper, phase, num_done, episodes, self.tokenizer, queue=queue)
+        keep_agent_episodes(
+            self.keeper, phase, num_done, episodes, self.tokenizer, queue=queue, images=self.images
+        )
 
 
 def _describe_scores(summary: Summary) -> str:
@@ -209,7 +217,7 @@ def _train(
                         episode_type="train",
                         timeout_s=config.step_timeout_s,
                     )
-                samples = trained_samples(played)
+                samples = trained_samples(played, kept.images)
                 kept.keep(TRAIN, step, played, config.queue)
                 with uninterrupted():
                     submitted = _submit(config, progress.run, step, samples)
@@ -235,13 +243,15 @@ class TrainedSample:
 
     trajectory: RecordedTrajectory
     advantage: float
+    images: ImageRules | None = None
+    """How the model turns images of prompts into tokens."""
 
     def to_datum(self) -> Datum:
         """Return the training sequence."""
-        return self.trajectory.to_datum(self.advantage)
+        return self.trajectory.to_datum(self.advantage, images=self.images)
 
 
-def trained_samples(played: PlayedGroups) -> list[TrainedSample]:
+def trained_samples(played: PlayedGroups, images: ImageRules | None = None) -> list[TrainedSample]:
     """Return what there is to learn from: trajectories of groups whose rewards differ.
 
     An advantage is a reward minus the mean of its group, divided by the number of episodes, since
@@ -258,7 +268,7 @@ def trained_samples(played: PlayedGroups) -> list[TrainedSample]:
         )
     advantages_PG = center_rewards(played.rewards_PG) / max(len(episodes), 1)
     return [
-        TrainedSample(trajectory, float(advantage))
+        TrainedSample(trajectory, float(advantage), images)
         for group, advantages in zip(played.groups, advantages_PG, strict=True)
         for episode, advantage in zip(group, advantages, strict=False)
         if advantage
