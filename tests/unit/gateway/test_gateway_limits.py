@@ -139,6 +139,44 @@ def test_greedy_projects_have_equal_parts_and_leave_room_for_the_next(num_greedy
         limits.admit("new")
 
 
+def test_one_that_was_refused_comes_first_until_it_was_told_to_come_again() -> None:
+    now_s = 0.0
+    limits = Limits(LimitSettings(max_requests=9), clock=lambda: now_s)
+    for _ in range(3):
+        with limits.admit("x"):
+            now_s += 20.0
+    held = [limits.admit("a") for _ in range(6)]
+    for _ in range(3):
+        limits.admit("b")
+    with pytest.raises(RateLimitedError, match="the server has too many") as caught:
+        limits.admit("c")
+    assert caught.value.retry_after_s == 20.0
+    for admission in (held.pop(), held.pop()):
+        limits.release(admission)
+    now_s += 20.0
+    with pytest.raises(RateLimitedError, match="this project has too many"):
+        limits.admit("a")
+    # One that does not come is waited for no longer.
+    now_s += 200.0
+    held.append(limits.admit("a"))
+
+
+def test_one_that_has_all_it_may_have_holds_no_other_back() -> None:
+    limits = Limits(LimitSettings(max_waits=100, max_waits_per_project=10))
+    for _ in range(10):
+        limits.admit("small", is_wait=True)
+    with pytest.raises(RateLimitedError):
+        limits.admit("small", is_wait=True)
+    own = Limits(LimitSettings(max_waits=100, max_waits_per_project=60))
+    greedy = [own.admit("a", is_wait=True) for _ in range(60)]
+    for _ in range(3):
+        with pytest.raises(RateLimitedError, match="60 allowed"):
+            own.admit("a", is_wait=True)
+    assert len(greedy) == 60
+    # It asks on, and takes nothing from one that is far from its part.
+    assert own.admit("b", is_wait=True)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Requests of two projects begin, grow and end in any order, also twice."""
 

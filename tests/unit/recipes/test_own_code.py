@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def test_another_class_may_be_scored(code: Path) -> None:
     )
     assert play(tasks, 1, "aa") == ("aa", 1.0)
     assert play(tasks, 1, "aa", is_validation=True) == ("bb", 0.0)
+
+
+def test_a_neighbour_wins_over_an_installed_module_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "colorsys.py").write_text("NAME = 'neighbour'\n")
+    file = tmp_path / "reads.py"
+    file.write_text("import colorsys\nNAME = colorsys.NAME\n")
+    kept = sys.modules.pop("colorsys", None)
+    try:
+        assert load_object(f"{file}:NAME", "reward") == "neighbour"
+    finally:
+        sys.modules.pop("colorsys", None)
+        if kept is not None:
+            sys.modules["colorsys"] = kept
 
 
 def test_a_module_of_the_current_folder_is_found(

@@ -59,6 +59,23 @@ def test_a_job_prints_no_progress_of_its_own(
     assert "next " not in shown
 
 
+def test_a_training_does_not_end_for_want_of_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tinsmith.recipes.experiment.run_log.PICTURE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(Picture, "draw", fail)
+    log = RunLog(tmp_path, title="a", num_steps=2, picture=Picture("a", Curve("loss", "loss")))
+    with log:
+        log.add(0, METRICS)
+        log.add(1, METRICS)
+    shown = capsys.readouterr().out
+    assert "the picture cannot be drawn: OSError: no space left on device" in shown
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize("width", [80, 60])
 def test_on_a_terminal_the_step_is_never_crushed(
     tmp_path: Path,

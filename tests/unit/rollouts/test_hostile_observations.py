@@ -13,7 +13,7 @@ from tests.fakes.chat_models import QWEN25_VL, TURN_END, chat_tokenizer, image_r
 from tests.fakes.pictures import picture
 from tests.unit.rollouts.fakes import FakeInstance, FakeObservation, FakeOutcome, creating
 
-from tinsmith.errors import InvalidArgumentError
+from tinsmith.errors import FieldViolation, InvalidArgumentError
 from tinsmith.images import MAX_IMAGES, MAX_PROMPT_PIXELS
 from tinsmith.rollouts import (
     RolloutConfig,
@@ -51,7 +51,8 @@ class Reader:
     async def sample_async(self, prompt: ModelInput, params: SamplingParams) -> SampledSequence:
         for chunk in prompt.chunks:
             if isinstance(chunk, ImageChunk) and chunk.data.endswith(BROKEN):
-                raise InvalidArgumentError("prompt.chunks[1] cannot be read as png")
+                wrong = FieldViolation("prompt.chunks[1]", "cannot be read as png")
+                raise InvalidArgumentError("it is no png", field_violations=[wrong])
         tokens = TOKENIZER.encode(f"a{TURN_END}", add_special_tokens=False)
         return SampledSequence(tokens, [-0.5] * len(tokens), [0] * len(tokens), "stop")
 
@@ -114,13 +115,21 @@ async def test_numbers_of_other_libraries_are_rewards(number: Any) -> None:
     assert (play.reason, play.reward) == (TerminationReason.DONE, float(number))
 
 
-async def test_what_the_sampler_refuses_without_a_picture_is_no_fault_of_the_environment() -> None:
+@pytest.mark.parametrize(
+    ("field", "images"), [("params.temperature", [picture(28, 28)]), ("prompt.chunks[0]", [])]
+)
+async def test_what_is_refused_of_every_episode_is_no_fault_of_the_environment(
+    field: str, images: list[ImageChunk]
+) -> None:
     class Refusing:
         async def sample_async(self, *_: object) -> SampledSequence:
-            raise InvalidArgumentError("temperature must be 0 or more")
+            wrong = FieldViolation(field, "must be another")
+            raise InvalidArgumentError(f"{field} is wrong", field_violations=[wrong])
 
-    with pytest.raises(SamplerFailedError, match="temperature"):
-        await runner(Refusing()).run(creating(FakeInstance("Q", [])))
+    instance = FakeInstance("Q", [])
+    instance.observation = show(*images) if images else say()
+    with pytest.raises(SamplerFailedError, match="is wrong"):
+        await runner(Refusing()).run(creating(instance))
 
 
 async def test_a_long_text_is_read_beside_the_event_loop() -> None:

@@ -174,7 +174,9 @@ class RolloutRunner:
                 f"the sampler returned a malformed completion: {error}"
             ) from error
         except InvalidArgumentError as error:
-            if not conversation.has_images:
+            # What else is refused is refused of every episode: it is no fault of this one.
+            is_prompt = any(each.field.startswith("prompt") for each in error.field_violations)
+            if not (is_prompt and conversation.has_images):
                 raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
             # Only the sampler decodes pictures: a header may stand before anything.
             problem = f"the sampler refuses a prompt with the environment's pictures: {error}"

@@ -166,7 +166,10 @@ def encode_result(result: object) -> dict[str, Any]:
     given, done = _scalar(result.reward), _scalar(result.done)
     if not isinstance(given, numbers.Real):
         raise FrameError(f"reward must be a number, got {type(given).__name__}")
-    reward = float(given)
+    try:
+        reward = float(given)
+    except OverflowError as error:
+        raise FrameError("reward must be finite, got an integer that no float holds") from error
     if not math.isfinite(reward):
         raise FrameError(f"reward must be finite, got {reward}")
     if not isinstance(done, bool):

@@ -190,7 +190,9 @@ class Limits:
         # Tokens are bounded by project alone.
         limit_of_all: int = getattr(self._settings, f"max_{what}", 0)
         if limit_of_all and of_all + added > limit_of_all:
-            self._wait_for(what, project, usage)
+            # One that has its own limit would be refused in an empty server too.
+            if not limit or of_project + added <= limit:
+                self._wait_for(what, project, self._all)
             raise self._refusal(
                 f"the server has too many {what} in flight: {of_all + added} with this request, "
                 f"{limit_of_all} allowed",
@@ -201,7 +203,7 @@ class Limits:
         if project is None or not is_bound or not of_project:
             return
         if limit_of_all and not (limit and of_project + added > limit):
-            limit = self._part(what, project, limit_of_all)
+            limit = self._part(what, project, limit, limit_of_all)
             if of_project + added > limit:
                 self._wait_for(what, project, usage)
         elif not limit:
@@ -215,7 +217,7 @@ class Limits:
                 limit,
             )
 
-    def _part(self, what: str, project: str, limit_of_all: int) -> int:
+    def _part(self, what: str, project: str, limit: int, limit_of_all: int) -> int:
         """Return how much of a whole a project may have at the moment."""
         free = limit_of_all - self._all.number(what)
         mine, part = self.usage_of(project).number(what), _TIMES_FREE * free
@@ -230,9 +232,11 @@ class Limits:
         equal = _TIMES_FREE * room // (1 + _TIMES_FREE * (1 + len(others)))
         if mine < equal:
             return max(part, min(equal, mine + free))
-        return min(part, equal) if min(others) < equal else part
+        # One that has as much as it may have on its own is waited for no longer.
+        return min(part, equal) if min(others) < min(equal, limit or equal) else part
 
     def _wait_for(self, what: str, project: str | None, usage: Usage) -> None:
+        """Let a project come first until the pause that it is told is over, and once more."""
         if project is not None:
             self._refused[what][project] = (
                 self._clock() + _TIMES_WAITED * self.delay_s(usage) + _DEFAULT_DELAY_S

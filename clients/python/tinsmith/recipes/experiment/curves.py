@@ -99,7 +99,8 @@ def plot_panels(
             axes = figure.add_subplot(num_rows, num_columns, index)
             _draw(axes, panel, has_log_x=has_log_x)
             axes.set_xlabel(x_label)
-        figure.suptitle(title)
+        # Two dollars are mathematics to matplotlib, and part of a name here.
+        figure.suptitle(title.replace("$", r"\$"))
         figure.tight_layout()
         content = io.BytesIO()
         figure.savefig(content, format="png")

@@ -162,7 +162,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             self._line_s = now_s
             self.say(f"step {step + 1}/{self._num_steps}  {shown}")
         if now_s - self._drawn_s >= PICTURE_INTERVAL_S:
-            self._draw()
+            self._draw_on_the_way()
         self._observer.step_done(step + 1, self._num_steps, metrics)
 
     def say_begin(self, *lines: str) -> None:
@@ -173,6 +173,14 @@ class RunLog(AbstractContextManager["RunLog"]):
     def note_scores(self, num_done: int, metrics: Mapping[str, float]) -> None:
         """Note scores of what was held out that belong to no step; the picture has them too."""
         self._scored.append((num_done, metrics))
+
+    def _draw_on_the_way(self) -> None:
+        """Draw the picture; a training does not end for want of one."""
+        try:
+            self._draw()
+        except Exception as error:
+            self._drawn_s = time.monotonic()
+            self.say(f"the picture cannot be drawn: {type(error).__name__}: {error}")
 
     def _draw(self) -> Path | None:
         """Draw the picture, if there is one to draw."""

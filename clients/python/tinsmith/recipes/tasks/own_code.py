@@ -107,9 +107,13 @@ def _import_file(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # A file may import its neighbours.
+        # A file may import its neighbours, which come first, as when it is run by itself.
+        sys.path.insert(0, str(path.parent))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.parent))
         _look_into(path.parent)
-        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
