@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from tests.integration.servers import BASE_MODEL, Deployment
 
 import tinsmith
@@ -278,6 +279,7 @@ def _datum(sequence: Sequence[int], **values: Sequence[float]) -> Datum:
     return Datum(ModelInput.from_ints(sequence[:-1]), {"target_tokens": sequence[1:], **values})
 
 
+@pytest.mark.timeout(3600)
 def test_kuhn_poker_is_learned_to_its_value(embedded: Deployment) -> None:
     with embedded.client() as client:
         policies = [Policy.of(client) for _ in AGENTS]
