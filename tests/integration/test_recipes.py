@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -255,6 +258,14 @@ def test_an_experiment_that_ended_is_not_repeated(
         assert said in shown
     assert f"step {config.num_steps}/{config.num_steps}" in shown
     assert capsys.readouterr().out.startswith(f"finished: runs/{folder.name}")
+    # And the command that is printed as the next one works.
+    [line] = [line for line in shown.splitlines() if line.startswith("next ")]
+    words = shlex.split(line)[1:]
+    assert words[0] == "tinsmith"
+    command = [sys.executable, "-c", "from tinsmith.cli import main; main()", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_a_run_that_the_server_does_not_have_is_told_in_one_line(
