@@ -162,11 +162,11 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python docs/architecture.py --check
-	$(BIN)/python docs/permissions.py --check
-	$(BIN)/python docs/variables.py --check
-	$(BIN)/python docs/limits.py --check
-	$(BIN)/python docs/metrics.py --check
+	$(BIN)/python -m docs.architecture --check
+	$(BIN)/python -m docs.permissions --check
+	$(BIN)/python -m docs.variables --check
+	$(BIN)/python -m docs.limits --check
+	$(BIN)/python -m docs.metrics --check
 	$(BIN)/python -m docs.errors --check
 	$(BIN)/python -m docs.recipes --check
 	$(BIN)/python clients/python/generate_forms.py --check
@@ -178,7 +178,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/recipes.py docs/references.py docs/hooks.py clients/python/generate_forms.py
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/recipes.py docs/committed.py docs/references.py docs/hooks.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -198,11 +198,11 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
 docs: venv ## Draw docs/architecture.svg, and write permissions.md, variables.md, limits.md, metrics.md, errors.md and recipes.md, from the code
-	$(BIN)/python docs/architecture.py
-	$(BIN)/python docs/permissions.py
-	$(BIN)/python docs/variables.py
-	$(BIN)/python docs/limits.py
-	$(BIN)/python docs/metrics.py
+	$(BIN)/python -m docs.architecture
+	$(BIN)/python -m docs.permissions
+	$(BIN)/python -m docs.variables
+	$(BIN)/python -m docs.limits
+	$(BIN)/python -m docs.metrics
 	$(BIN)/python -m docs.errors
 	$(BIN)/python -m docs.recipes
 

@@ -24,6 +24,7 @@ from google.protobuf import duration_pb2
 import tinsmith
 from bench.paired_runs import VOCAB
 from tinsmith.errors import ResourceExhaustedError
+from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 
 LARGE_TOKENS, LARGE_DATUMS = 257, 150
@@ -35,8 +36,8 @@ _NUM_TOKENS, _MAX_TOKENS = 32, 16
 _POLL_S, _PAUSE_S = 2.0, 0.5
 _ADAM = tinsmith.AdamParams(learning_rate=1e-4)
 
-Act = Callable[[int], Awaitable[bool]]
-"""Does one thing for the loop of a number; returns whether it was done, and not refused."""
+Act = Callable[[int], Awaitable[None]]
+"""Does one thing for the loop of a number; raises `ResourceExhaustedError` if it was refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +90,12 @@ async def _steps(neighbour: Neighbour, num_tokens: int, num_datums: int) -> Act:
         for row in (neighbour.tokens(num_tokens) for _ in range(num_datums))
     ]
 
-    async def train(loop: int) -> bool:
+    async def train(loop: int) -> None:
         run = runs[loop % len(runs)]
         gradient = await run.forward_backward_async(data, "cross_entropy")
         step = await run.optim_step_async(_ADAM)
         await gradient
         await step
-        return True
 
     return train
 
@@ -105,9 +105,8 @@ async def sampling(neighbour: Neighbour) -> Act:
     sampler = await neighbour.client.create_sampler_async(base_model="bench")
     params = tinsmith.SamplingParams(max_tokens=_MAX_TOKENS, stop=[])
 
-    async def sample(_: int) -> bool:
+    async def sample(_: int) -> None:
         await sampler.sample_async(neighbour.tokens(), 1, params)
-        return True
 
     return sample
 
@@ -120,11 +119,10 @@ async def completions(neighbour: Neighbour) -> Act:
         timeout=300,
     )
 
-    async def complete(_: int) -> bool:
+    async def complete(_: int) -> None:
         body = {"model": "bench", "prompt": neighbour.tokens(), "max_tokens": _MAX_TOKENS}
         while (await http.post("/completions", json=body)).status_code == 429:
             await asyncio.sleep(_PAUSE_S)
-        return True
 
     return complete
 
@@ -134,12 +132,11 @@ async def episodes(neighbour: Neighbour) -> Act:
     client = neighbour.client
     agents = [client.episodes.agent(client_id=f"agent-{n}") for n in range(NUM_FLOOD_LOOPS)]
 
-    async def play(loop: int) -> bool:
+    async def play(loop: int) -> None:
         agent = agents[loop % len(agents)]
         await client.episodes.create_async([tinsmith.EpisodeSpec({"q": "1"})])
         episode, _ = await agent.begin_episode_async()
         await agent.end_episode_async(episode, tinsmith.WorkflowOutput(1.0))
-        return True
 
     return play
 
@@ -147,9 +144,8 @@ async def episodes(neighbour: Neighbour) -> Act:
 async def control(neighbour: Neighbour) -> Act:
     """Return what lists the runs."""
 
-    async def ask(_: int) -> bool:
+    async def ask(_: int) -> None:
         await neighbour.client.runs.list_async()
-        return True
 
     return ask
 
@@ -163,15 +159,11 @@ async def polls(neighbour: Neighbour) -> Act:
         run=run.name, after_revision=10**6, timeout=duration_pb2.Duration(seconds=int(_POLL_S))
     )
 
-    async def poll(_: int) -> bool:
+    async def poll(_: int) -> None:
         try:
             await stub.WaitOperations(request, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-            await asyncio.sleep(_PAUSE_S)
-            return False
-        return True
+            raise decode_rpc_error(error) from None
 
     return poll
 
@@ -180,10 +172,9 @@ async def forms(neighbour: Neighbour) -> Act:
     """Return what samples in a form that was never used."""
     sampler = await neighbour.client.create_sampler_async(base_model=FORMS_MODEL)
 
-    async def sample(_: int) -> bool:
+    async def sample(_: int) -> None:
         params = tinsmith.SamplingParams(max_tokens=2, stop=[], regex=f"{uuid.uuid4().hex}[a-z]*")
         await sampler.sample_async([1, 2, 3], 1, params)
-        return True
 
     return sample
 
@@ -197,16 +188,11 @@ async def uploads(neighbour: Neighbour) -> Act:
     await neighbour.client.checkpoints.download_async(export, holder.name)
     await neighbour.client.checkpoints.delete_async(saved.name)
 
-    async def upload(_: int) -> bool:
-        try:
-            checkpoint = await neighbour.client.checkpoints.import_adapter_async(
-                holder.name, run, f"u{uuid.uuid4().hex}"
-            )
-        except ResourceExhaustedError:
-            await asyncio.sleep(_PAUSE_S)
-            return False
+    async def upload(_: int) -> None:
+        checkpoint = await neighbour.client.checkpoints.import_adapter_async(
+            holder.name, run, f"u{uuid.uuid4().hex}"
+        )
         await neighbour.client.checkpoints.delete_async(checkpoint)
-        return True
 
     return upload
 
@@ -215,13 +201,8 @@ async def stored(neighbour: Neighbour) -> Act:
     """Return what saves a checkpoint that is kept."""
     (run,) = await neighbour.runs()
 
-    async def save(_: int) -> bool:
-        try:
-            await run.save_state(f"s{uuid.uuid4().hex}")
-        except ResourceExhaustedError:
-            await asyncio.sleep(_PAUSE_S)
-            return False
-        return True
+    async def save(_: int) -> None:
+        await run.save_state(f"s{uuid.uuid4().hex}")
 
     return save
 
@@ -249,8 +230,12 @@ async def loops(acts: Sequence[Act], num_loops: int, duration_s: float) -> int:
     async def loop(index: int) -> None:
         nonlocal done
         while time.monotonic() < end_s:
-            is_done = await acts[index % len(acts)](index // len(acts))
-            done += is_done and time.monotonic() < end_s
+            try:
+                await acts[index % len(acts)](index // len(acts))
+            except ResourceExhaustedError:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                done += time.monotonic() < end_s
 
     await asyncio.gather(*(loop(index) for index in range(num_loops)))
     return done

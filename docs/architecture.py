@@ -1,4 +1,4 @@
-"""Draws `docs/architecture.svg` from the code: `python docs/architecture.py [--check]`.
+"""Draws `docs/architecture.svg` from the code: `python -m docs.architecture [--check]`.
 
 Boxes are packages. A box lists its folders and modules in the order of its import contract: each
 imports only those below it. Grey arrows are imports between packages, read from the import graph.
@@ -8,16 +8,15 @@ is placed or named by hand, and a test runs `--check`, so the picture is as new 
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import grimp
+from docs.committed import write_or_check
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/architecture.svg"
@@ -234,14 +233,7 @@ def picture() -> str:
 
 def main() -> None:
     """Write the picture, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail if the picture is stale")
-    options = parser.parse_args()
-    drawn = picture()
-    if not options.check:
-        PICTURE.write_text(drawn)
-    elif not PICTURE.exists() or PICTURE.read_text() != drawn:
-        sys.exit("docs/architecture.svg is stale: run make docs")
+    write_or_check(PICTURE, picture)
 
 
 if __name__ == "__main__":

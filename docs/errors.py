@@ -9,7 +9,6 @@ in errors.toml. A reason without a test is refused, and so is a test that is not
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import re
@@ -18,6 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from docs.committed import write_or_check
 from docs.descriptors import ENUM_VALUE, FILE_ENUM, ROOT, files
 
 import tinsmith
@@ -151,17 +151,10 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description="Writes errors.md from the contract.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    is_check = parser.parse_args().check
     try:
-        text = page()
+        write_or_check(PAGE, page)
     except ValueError as error:
         sys.exit(str(error))
-    if not is_check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit("docs/errors.md is stale: run make docs")
 
 
 if __name__ == "__main__":

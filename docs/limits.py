@@ -1,7 +1,7 @@
 """Writes limits.md: every bound of what a caller can make grow, with its default and its error.
 
-python docs/limits.py           writes it
-python docs/limits.py --check   fails if the committed page is stale
+python -m docs.limits           writes it
+python -m docs.limits --check   fails if the committed page is stale
 
 Values are read from the code. A setting or constant whose name says that it is a bound (`max_...`,
 `MAX_...`) must be in limits.toml, as one of callers or as one of the inside.
@@ -9,7 +9,6 @@ Values are read from the code. A setting or constant whose name says that it is 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import re
@@ -18,6 +17,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from docs.committed import write_or_check
 
 import tinsmith.errors
 from tinsmith_controller.config import ControllerConfig
@@ -210,13 +211,7 @@ def _reasons() -> set[str]:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description="Writes limits.md from the code.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit("docs/limits.md is stale: run make docs")
+    write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Writes metrics.md: every metric that a pod declares, with its labels and how to read it.
 
-python docs/metrics.py           writes it
-python docs/metrics.py --check   fails if the committed page is stale
+python -m docs.metrics           writes it
+python -m docs.metrics --check   fails if the committed page is stale
 
 Names, kinds, labels and meanings come from the code. How to read each is said in metrics.toml,
 which the dashboards show beside the plot; a metric that is not in it, and an entry of no metric,
@@ -10,7 +10,6 @@ fail.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import tomllib
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.committed import write_or_check
 from prometheus_client.metrics import MetricWrapperBase
 
 from tinsmith_runtime.observability.run_series import MAX_RUNS
@@ -145,13 +145,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description="Writes metrics.md from the code.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit("docs/metrics.md is stale: run make docs")
+    write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Writes permissions.md: which role calls which method and route, from the tables of the code.
 
-python docs/permissions.py           writes it
-python docs/permissions.py --check   fails if the committed page is stale
+python -m docs.permissions           writes it
+python -m docs.permissions --check   fails if the committed page is stale
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from docs.committed import write_or_check
 
 from tinsmith_gateway.access.permissions import HTTP_PERMISSIONS
 from tinsmith_runtime.rpc.permissions import KEY_PERMISSIONS, POD_PERMISSIONS, KeyRole
@@ -71,13 +71,7 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit("docs/permissions.md is stale: run make docs")
+    write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ The source is that of `tinsmith run RECIPE --help`.
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import sys
 
+from docs.committed import write_or_check
 from docs.descriptors import ROOT
 
 from tinsmith.cli.recipe import RECIPES, describe_scenarios, load_recipe
@@ -52,13 +51,7 @@ def _row(setting: RecipeSetting) -> str:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description="Writes recipes.md from the code.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit("docs/recipes.md is stale: run make docs")
+    write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

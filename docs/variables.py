@@ -1,14 +1,14 @@
 """Writes variables.md: every environment variable that the client and the pods read.
 
-python docs/variables.py           writes it
-python docs/variables.py --check   fails if the committed page is stale
+python -m docs.variables           writes it
+python -m docs.variables --check   fails if the committed page is stale
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+
+from docs.committed import write_or_check
 
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_coordinator.config import CoordinatorConfig
@@ -103,13 +103,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the page, or check that the committed one is that of the code."""
-    parser = argparse.ArgumentParser(description="Writes variables.md from the code.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit("docs/variables.md is stale: run make docs")
+    write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_that_of_the_code() -> None:
-    command = [sys.executable, str(DOCS / "limits.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "docs.limits", "--check"]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -105,15 +105,19 @@ def served_size(data: bytes, format: str) -> tuple[int, int]:  # noqa: A002  as 
     if len(data) > MAX_IMAGE_BYTES:
         raise ImageError(f"the image has {len(data)} bytes, at most {MAX_IMAGE_BYTES} may be")
     width, height = image_size(data, format)
-    if width * height > MAX_SOURCE_PIXELS:
-        raise ImageError(
-            f"the image has {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} may be"
-        )
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ImageError(
-            f"the image is {width} x {height}, one side over {MAX_ASPECT} times the other"
-        )
+    problem = size_problem(width, height)
+    if problem:
+        raise ImageError(f"the image {problem}")
     return width, height
+
+
+def size_problem(width: int, height: int) -> str:
+    """Return why a server takes no image of this size, behind its name; empty if it takes one."""
+    if width * height > MAX_SOURCE_PIXELS:
+        return f"has {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} may be"
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        return f"is {width} x {height}, one side over {MAX_ASPECT} times the other"
+    return ""
 
 
 def image_size(data: bytes, format: str) -> tuple[int, int]:  # noqa: A002  as in `ImageChunk`

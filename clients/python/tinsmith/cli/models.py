@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import typer
 
 from tinsmith.cli.connection import connect
-from tinsmith.cli.output import AsJson, show_list
+from tinsmith.cli.output import AsJson, fields_of, show_list
 from tinsmith.local_servers import model_sources
 from tinsmith.settings import state_dir
 from tinsmith.types import ModelInfo
@@ -43,11 +42,7 @@ def list_models(as_json: AsJson = False) -> None:
     with connect("tinsmith models list") as client:
         sources = model_sources(state_dir(), client.origin.address)
         rows = [
-            _ListedModel(**_fields(model), source=sources.get(model.base_model, ""))
+            _ListedModel(**fields_of(model), source=sources.get(model.base_model, ""))
             for model in client.list_models()
         ]
         show_list(rows, _COLUMNS, as_json=as_json)
-
-
-def _fields(model: ModelInfo) -> dict[str, Any]:
-    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}

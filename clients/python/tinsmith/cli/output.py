@@ -67,6 +67,11 @@ def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool)
         )
 
 
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as they are, for one that has further ones."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
 def show_record(record: Any) -> None:
     """Print the fields of one dataclass, a line each; a list of dataclasses takes a line each."""
     for field in dataclasses.fields(record):

@@ -11,7 +11,15 @@ import typer
 
 from tinsmith.cli import time_travel
 from tinsmith.cli.connection import connect
-from tinsmith.cli.output import AsJson, Watch, repeated, show_json, show_list, show_record
+from tinsmith.cli.output import (
+    AsJson,
+    Watch,
+    fields_of,
+    repeated,
+    show_json,
+    show_list,
+    show_record,
+)
 from tinsmith.client import Client
 from tinsmith.errors import NotFoundError
 from tinsmith.names import RunName
@@ -113,7 +121,7 @@ def _metrics(client: Client) -> dict[tuple[str, str], LastMetric]:
 
 
 def _listed(run: TrainingRunInfo, metrics: Mapping[tuple[str, str], LastMetric]) -> _ListedRun:
-    values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    values = fields_of(run)
     told = [metrics[run.name, name] for name in _TOLD_METRICS if (run.name, name) in metrics]
     if not told:
         return _ListedRun(**values)

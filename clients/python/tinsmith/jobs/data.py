@@ -34,20 +34,15 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
     may_refuse = address == local_address
     parameters = spec.method.parameters
     if "data" in parameters and isinstance(parameters["data"], str):
-        given = parameters["data"]
-        if _has_place(given, spec.method.type):
-            field = "spec.method.parameters.data"
-            parameters["data"] = _find(given, spec.method.type, field, may_refuse)
-    if spec.data.name and _has_place(spec.data.name, spec.method.type):
+        field = "spec.method.parameters.data"
+        parameters["data"] = _find(parameters["data"], spec.method.type, field, may_refuse)
+    if spec.data.name:
         spec.data.name = _find(spec.data.name, spec.method.type, "spec.data.name", may_refuse)
 
 
-def _has_place(data: str, method: str) -> bool:
-    """Whether data of a recipe is a path, and neither comes with the recipe nor from the hub."""
-    return data not in BUILT_IN_DATA[method] and not data.startswith(_HUB)
-
-
 def _find(text: str, method: str, field: str, may_refuse: bool) -> str:
+    if text in BUILT_IN_DATA[method] or text.startswith(_HUB):
+        return text
     # A game of the author's own is FILE.py:CLASS.
     place, colon, name = text.partition(".py:")
     path = Path(f"{place}.py" if colon else text).expanduser()

@@ -18,6 +18,7 @@ import rich.console
 import rich.table
 
 from tinsmith.client import Client
+from tinsmith.environments.local import STEP_TIMEOUT_S
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experience import Scores, Source, SourceConfig
@@ -70,7 +71,7 @@ class Config:
     """Settings of the environment, as a JSON object."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
-    step_timeout_s: float = 60.0
+    step_timeout_s: float = STEP_TIMEOUT_S
     """What a step of your own environment, or a call of your own reward, may take."""
     rollouts: str = "client"
     """Where episodes of an environment are played: in the `client`, or on the `server`."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith.client import Client
+from tinsmith.environments.local import STEP_TIMEOUT_S
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import Source, SourceConfig
@@ -62,7 +63,7 @@ class Config:
     """Where episodes of an environment are played: in the `client`, or on the `server`."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
-    step_timeout_s: float = 60.0
+    step_timeout_s: float = STEP_TIMEOUT_S
     """What a step of your own environment, or a call of your own reward, may take."""
     calculator: bool = False
     """Whether a model that is shown figures may call one."""

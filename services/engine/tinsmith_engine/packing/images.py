@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from tinsmith.images import (
-    MAX_ASPECT,
     MAX_IMAGE_BYTES,
     MAX_IMAGES,
     MAX_PROMPT_PIXELS,
-    MAX_SOURCE_PIXELS,
+    size_problem,
     token_grid,
 )
 from tinsmith_engine.base.types import (
@@ -207,15 +206,9 @@ def _open(image: ImageInput) -> Any:
         )
     with _Readable(image):
         opened = Image.open(io.BytesIO(image.data), formats=[FORMATS[image.format]])
-    width, height = opened.size
-    if width * height > MAX_SOURCE_PIXELS:
-        raise InvalidFieldError(
-            image.field, f"has {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} may be"
-        )
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise InvalidFieldError(
-            image.field, f"is {width} x {height}, one side over {MAX_ASPECT} times the other"
-        )
+    problem = size_problem(*opened.size)
+    if problem:
+        raise InvalidFieldError(image.field, problem)
     return opened
 
 
