@@ -7,6 +7,7 @@ lies.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,13 +41,13 @@ class Tiers:
     """The two tables."""
 
     lines: dict[str, str]
-    """Beginning of node ids to tier."""
+    """Beginning of node ids, in which `*` stands for any text, to tier."""
     quarantined: tuple[Quarantined, ...]
 
     def line_of(self, node: str) -> str | None:
         """Return the line of the tables that decides about a test, if one does."""
         for names in ([entry.node for entry in self.quarantined], self.lines):
-            matching = [line for line in names if node.startswith(line)]
+            matching = [line for line in names if _begins_with(node, line)]
             if matching:
                 return max(matching, key=len)
         return None
@@ -68,6 +69,10 @@ class Tiers:
             for line in [*self.lines, *(entry.node for entry in self.quarantined)]
             if line not in used and any(file.startswith(line.partition("::")[0]) for file in files)
         )
+
+
+def _begins_with(node: str, line: str) -> bool:
+    return re.match(".*".join(map(re.escape, line.split("*"))), node) is not None
 
 
 def read_tiers(folder: Path = TESTS) -> Tiers:

@@ -15,7 +15,7 @@ from tinsmith_runtime.storage.settings import parse_s3_uri
 PART_BYTES = 5 * 2**20
 FOLDER = "projects/p/trainingRuns/r/checkpoints/training/a-1"
 LARGE = os.urandom(2 * PART_BYTES + 1000)
-QUICK = {"timeout_s": 0.6, "attempt_timeout_s": 0.4, "min_bytes_per_s": 2**30}
+QUICK = {"timeout_s": 1.5, "attempt_timeout_s": 1.0, "min_bytes_per_s": 2**30}
 """For outages, which are to be found out soon."""
 prefixes = iter(f"prefix-{number}" for number in range(10_000))
 

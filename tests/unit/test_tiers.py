@@ -20,6 +20,7 @@ TABLES = Tiers(
         "tests/unit/test_a.py": "heavy",
         "tests/unit/test_a.py::test_b": "processes",
         "tests/unit/test_a.py::test_c[1]": "gate",
+        "tests/contract/test_e.py::*[b": "heavy",
     },
     (),
 )
@@ -33,6 +34,8 @@ TABLES = Tiers(
         ("tests/unit/test_a.py::test_c[1]", "gate"),
         ("tests/unit/test_a.py::test_c[2]", "heavy"),
         ("tests/contract/test_d.py::test_a", "gate"),
+        ("tests/contract/test_e.py::test_a[a]", "gate"),
+        ("tests/contract/test_e.py::test_a[b-1]", "heavy"),
         ("tests/e2e/test_d.py::test_a", None),
     ],
 )

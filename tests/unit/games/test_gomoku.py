@@ -88,18 +88,34 @@ def test_a_move_out_of_turn_is_a_mistake_of_the_program() -> None:
         ("-1,0", None),
         ("1;1", None),
         ("0,0 1,1", None),
-        ("٣,٣", None),
+        ("٢,٢", None),
         ("", None),
         (None, None),
         (4, None),
     ],
 )
 def test_a_move_is_a_row_and_a_column(text: object, cell: int | None) -> None:
-    assert parse_move(text, 3) == cell
+    assert parse_move(text, GomokuRules(3, 3)) == cell
 
 
-def test_moves_are_written_as_they_are_read() -> None:
-    assert all(parse_move(write_move(cell, 9), 9) == cell for cell in range(81))
+@pytest.mark.parametrize("numbered_cells", [False, True])
+def test_moves_are_written_as_they_are_read(numbered_cells: bool) -> None:
+    rules = GomokuRules(19, 5, numbered_cells)
+    assert all(parse_move(write_move(cell, rules), rules) == cell for cell in range(361))
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [("1", 0), (" 9\n", 8), ("0", None), ("10", None), ("0,0", None), ("-1", None), ("٣", None)],
+)
+def test_a_move_is_the_number_of_a_cell(text: str, cell: int | None) -> None:
+    assert parse_move(text, GomokuRules(3, 3, numbered_cells=True)) == cell
+
+
+def test_free_cells_show_their_numbers() -> None:
+    assert str(play(GomokuRules(3, 3, numbered_cells=True), "5 1").board) == "O 2 3\n4 X 6\n7 8 9"
+    wide = str(play(GomokuRules(4, 3, numbered_cells=True), "1").board)
+    assert wide.splitlines()[0] == " X  2  3  4"
 
 
 @pytest.mark.parametrize(

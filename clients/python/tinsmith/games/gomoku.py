@@ -1,8 +1,8 @@
 """Gomoku: two agents set stones on a square board, and a row of a given length wins.
 
 Size and length are free: 9x9 with rows of five is the game as people play it, 3x3 with three is
-tic-tac-toe. A move is written `row,column`, both from 0. A move that breaks the rules loses the
-game, which keeps it zero-sum and lets a policy learn the rules.
+tic-tac-toe. A move is written `row,column`, both from 0, or as the number that a free cell shows. A
+move that breaks the rules loses the game, which keeps it zero-sum and lets a policy learn the rules.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ STONES = ".XO"
 """How an empty cell, a stone of the first agent and one of the second are written."""
 
 MAX_SIZE = 19
-_MOVE = re.compile(r"\s*(\d{1,2})\s*,\s*(\d{1,2})\s*")
+_MOVE = re.compile(r"\s*(\d{1,2})\s*,\s*(\d{1,2})\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*(\d{1,3})\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class GomokuRules:
-    """Width of the board, and how many stones in a row win."""
+    """Width of the board, how many stones in a row win, and how moves are written."""
 
     size: int = 9
     row_length: int = 5
+    numbered_cells: bool = False
+    """Whether free cells show a number, from 1, which is the move: what may be played is then to
+    be read off the board, which a small model learns in a few hundred games."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= MAX_SIZE:
@@ -87,9 +91,15 @@ class Board:
         return board
 
     def __str__(self) -> str:
-        size = self.rules.size
-        rows = (self.cells[start : start + size] for start in range(0, len(self.cells), size))
-        return "\n".join("".join(STONES[stone] for stone in row) for row in rows)
+        size, is_numbered = self.rules.size, self.rules.numbered_cells
+        texts = [
+            str(cell + 1) if is_numbered and stone == EMPTY else STONES[stone]
+            for cell, stone in enumerate(self.cells)
+        ]
+        width = len(str(len(texts))) if is_numbered else 1
+        between = " " if is_numbered else ""
+        rows = (texts[start : start + size] for start in range(0, len(texts), size))
+        return "\n".join(between.join(text.rjust(width) for text in row) for row in rows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,18 +121,21 @@ def rows_through(rules: GomokuRules) -> tuple[tuple[tuple[int, ...], ...], ...]:
     return tuple(tuple(rows) for rows in through)
 
 
-def parse_move(text: Any, size: int) -> int | None:
+def parse_move(text: Any, rules: GomokuRules) -> int | None:
     """Return the cell that a move names, or None if it names none of the board."""
-    match = _MOVE.fullmatch(text) if isinstance(text, str) else None
+    notation = _NUMBER if rules.numbered_cells else _MOVE
+    match = notation.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
+    if rules.numbered_cells:
+        return int(match[1]) - 1 if 1 <= int(match[1]) <= rules.num_cells else None
     row, column = int(match[1]), int(match[2])
-    return row * size + column if row < size and column < size else None
+    return row * rules.size + column if row < rules.size and column < rules.size else None
 
 
-def write_move(cell: int, size: int) -> str:
-    """Return the text of a move to a cell: `row,column`."""
-    return f"{cell // size},{cell % size}"
+def write_move(cell: int, rules: GomokuRules) -> str:
+    """Return the text of a move to a cell: `row,column`, or the cell's number."""
+    return str(cell + 1) if rules.numbered_cells else f"{cell // rules.size},{cell % rules.size}"
 
 
 class GomokuGame:
@@ -178,7 +191,7 @@ class GomokuGame:
         if tuple(actions) != self.next_agents:
             raise ValueError(f"{list(self.next_agents)} moves now, not {list(actions)}")
         [(agent, text)] = actions.items()
-        cell = parse_move(text, self.rules.size)
+        cell = parse_move(text, self.rules)
         other = self._agents[1 - self._next]
         if cell is None or self.board.cells[cell] != EMPTY:
             self.ended_by, self._loser = "illegal_move", agent

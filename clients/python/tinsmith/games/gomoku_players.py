@@ -35,7 +35,7 @@ class GomokuPlayer:
     async def choose_move(self, game: GomokuGame, agent: str) -> str:
         """Return a legal move as text."""
         cell = self.choose_cell(game.board, game.stone_of(agent))
-        return write_move(cell, game.rules.size)
+        return write_move(cell, game.rules)
 
     def choose_cell(self, board: Board, stone: int) -> int:
         """Return a free cell.

@@ -59,6 +59,8 @@ class Config:
     """Rows and columns of gomoku's board."""
     row_length: int = 3
     """Stones in a row that win."""
+    numbered_cells: bool = False
+    """Whether gomoku's free cells show a number, which is the move, instead of `row,column`."""
     teacher: str = "random"
     """The script that the warm start imitates."""
     num_imitation_steps: int = 40
@@ -135,7 +137,12 @@ def main(
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
+    game = load_game(
+        config.data,
+        board_size=config.board_size,
+        row_length=config.row_length,
+        numbered_cells=config.numbered_cells,
+    )
     check_script(game, "teacher", config.teacher)
     check_script(game, "validation_opponent", config.validation_opponent)
     order = choose_order(game, config.order)

@@ -46,6 +46,8 @@ class Config:
     """Rows and columns of gomoku's board."""
     row_length: int = 3
     """Stones in a row that win."""
+    numbered_cells: bool = False
+    """Whether gomoku's free cells show a number, which is the move, instead of `row,column`."""
     opponent: str = "self"
     """A script of the game (`random`, `greedy`, `search`; for Kuhn poker `random`, `honest`,
     `equilibrium`; for rock, paper, scissors `constant`, `biased`, `random`), `self`, `league`."""
@@ -124,7 +126,12 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
 
 
 def _check(config: Config) -> GameTask:
-    game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
+    game = load_game(
+        config.data,
+        board_size=config.board_size,
+        row_length=config.row_length,
+        numbered_cells=config.numbered_cells,
+    )
     check_script(game, "teacher", config.teacher)
     check_script(game, "validation_opponent", config.validation_opponent)
     if config.opponent not in (SELF, LEAGUE):

@@ -53,6 +53,8 @@ class Config:
     """Rows and columns of gomoku's board."""
     row_length: int = 3
     """Stones in a row that win."""
+    numbered_cells: bool = False
+    """Whether gomoku's free cells show a number, which is the move, instead of `row,column`."""
     teacher: str = "random"
     """The script that the warm start imitates."""
     num_imitation_steps: int = 40
@@ -113,7 +115,12 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
             experiment.
         KeyboardInterrupt: After Ctrl-C, once both are saved; the same call resumes.
     """
-    game = load_game(config.data, board_size=config.board_size, row_length=config.row_length)
+    game = load_game(
+        config.data,
+        board_size=config.board_size,
+        row_length=config.row_length,
+        numbered_cells=config.numbered_cells,
+    )
     check_script(game, "teacher", config.teacher)
     check_script(game, "validation_opponent", config.validation_opponent)
     return learn(

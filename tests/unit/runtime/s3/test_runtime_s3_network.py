@@ -175,8 +175,9 @@ def test_a_store_that_is_full_ends_the_upload(
 def test_an_outage_is_typed_found_out_once_and_over_when_it_is_over(
     proxy: HttpFaultProxy, server: S3Server, kind: str
 ) -> None:
-    store = through(proxy, server, **QUICK)
-    store.write("a", b"1")
+    prefix = through(proxy, server).uri.rpartition("/")[2]
+    store = open_s3(server, endpoint=proxy.endpoint, prefix=prefix, **QUICK)
+    open_s3(server, prefix=prefix).write("a", b"1")
     with proxy.fault(Fault(refuse=kind == "refuse", stall=kind == "stall")):
         with pytest.raises(StorageUnavailableError, match="does not answer") as failure:
             store.write("a", b"2")
@@ -264,9 +265,10 @@ def test_an_outage_amid_a_checkpoint_leaves_none_and_the_next_try_makes_it_whole
     proxy: HttpFaultProxy, server: S3Server
 ) -> None:
     files = {"a": b"1", "b": b"2"}
-    prefix = through(proxy, server).uri.rpartition("/")[2]
     for ending in ("a", "b", MANIFEST_NAME):
-        store = open_s3(server, endpoint=proxy.endpoint, prefix=prefix, **QUICK)
+        # Each begins with an empty store: what fails before the outage leaves no checkpoint either.
+        store = open_s3(server, endpoint=proxy.endpoint, **QUICK)
+        prefix = store.uri.rpartition("/")[2]
         with (
             proxy.fault(Fault(refuse=True, matches=asks("PUT", f"/{ending}"))),
             pytest.raises(StorageUnavailableError),

@@ -73,8 +73,10 @@ class GameTask:
         return min(1.0, max(0.0, 0.5 + reward / (2 * self.best_reward)))
 
 
-def load_game(data: str, *, board_size: int, row_length: int) -> GameTask:
-    """Return a game by its name; size and length are gomoku's.
+def load_game(
+    data: str, *, board_size: int, row_length: int, numbered_cells: bool = False
+) -> GameTask:
+    """Return a game by its name; size, length and numbers are gomoku's.
 
     Raises:
         ConfigurationError: If there is no such game, or no such board.
@@ -91,7 +93,7 @@ def load_game(data: str, *, board_size: int, row_length: int) -> GameTask:
             remedy=f"use one of {_listed(GAMES)}, or FILE.py:CLASS of your own",
         )
     try:
-        rules = GomokuRules(board_size, row_length)
+        rules = GomokuRules(board_size, row_length, numbered_cells)
     except ValueError as error:
         raise ConfigurationError(str(error), remedy="change board_size or row_length") from error
     max_turns = (rules.num_cells + 1) // 2
