@@ -8,6 +8,8 @@ HASHED := $(BIN)/pip install -q --disable-pip-version-check --require-hashes
 # Files stay whole, so that a test has the same neighbours in every run.
 TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
+# Tests of the gate wait for a third of their time, for answers and deadlines: three for two cores.
+GATE_WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py samples.py)
 TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
@@ -95,7 +97,7 @@ demo-smoke: venv ## The demo in small: a server process, the tiny model, four st
 	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
 
 gate: venv ## Run the tests of what must never break: quick, repeatable, no network (9 minutes)
-	$(PYTEST) -m gate
+	$(PYTEST) -n $(GATE_WORKERS) -m gate
 
 test: gate ## The same
 

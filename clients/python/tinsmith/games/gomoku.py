@@ -1,8 +1,9 @@
 """Gomoku: two agents set stones on a square board, and a row of a given length wins.
 
 Size and length are free: 9x9 with rows of five is the game as people play it, 3x3 with three is
-tic-tac-toe. A move is written `row,column`, both from 0, or as the number that a free cell shows. A
-move that breaks the rules loses the game, which keeps it zero-sum and lets a policy learn the rules.
+tic-tac-toe. A move is written `row,column`, both from 0, or as the number that a free cell shows.
+A move that breaks the rules loses the game, which keeps it zero-sum and lets a policy learn the
+rules.
 """
 
 from __future__ import annotations
