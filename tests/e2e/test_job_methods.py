@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.cluster import Json, TestCluster, path
 from tests.e2e.players import LOOP, PLAYER
@@ -26,6 +28,7 @@ from tests.fakes.s3_server import CREDENTIALS
 from tinsmith_local.tiny_model import build_tiny_model
 
 _TRAINING_S = 420.0
+_SCRIPT = Path(__file__).parents[2] / "k8s" / "samples" / "script-in-a-config-map.yaml"
 _POOLED = "pooled"
 _OWN_BUCKET = "own-bucket"
 _HUB_MODEL = "org/tiny"
@@ -90,9 +93,25 @@ def _provide_data(cluster: TestCluster, namespace: str) -> None:
     examples = "".join(f"{json.dumps(line)}\n" for line in _EXAMPLES)
     content = {"metadata": {"name": "examples"}, "data": {"train.jsonl": examples}}
     cluster.api.create(path("v1", "configmaps", namespace), content)
+    config_map, job = _sample()
+    name = job["spec"]["model"]["name"]
+    scripts = {key: text.replace(name, _POOLED) for key, text in config_map["data"].items()}
+    cluster.api.create(path("v1", "configmaps", namespace), {**config_map, "data": scripts})
     problems = claimed_folder(cluster, namespace, "datasets") / "problems.jsonl"
     problems.parent.mkdir(parents=True, exist_ok=True)
     problems.write_text("".join(f"{json.dumps(line)}\n" for line in _PROBLEMS))
+
+
+def _sample() -> tuple[Json, Json]:
+    """Return the ConfigMap and the job of the sample that has its loop in a ConfigMap."""
+    config_map, job = yaml.safe_load_all(_SCRIPT.read_text())
+    return config_map, job
+
+
+def _script_template() -> Json:
+    template: Json = _sample()[1]["spec"]["roles"]["driver"]["template"]
+    _, script = template["command"]
+    return {**template, "command": [sys.executable, script]}
 
 
 def _model(name: str = MODEL) -> Json:
@@ -146,6 +165,7 @@ def _jobs(deployment: TrainingDeployment, hub: HubMirror) -> dict[str, Json]:
             data={"configMapRef": {"name": "examples", "key": "train.jsonl"}},
         ),
         "own-loop": _job("custom", roles={"driver": {**_DRIVER, "template": {"command": loop}}}),
+        "script": _job("custom", roles={"driver": {**_DRIVER, "template": _script_template()}}),
         "environment": _own(
             "rl",
             {
@@ -215,6 +235,13 @@ def test_a_loop_of_ones_own_reports_and_leaves_its_checkpoint(started: Started) 
 
     assert status["progress"]["summary"] == "3/3"
     assert status["checkpoint"]["final"]["name"].endswith("/checkpoints/mine")
+
+
+def test_the_script_of_the_sample_trains_from_its_config_map(started: Started) -> None:
+    status = started.status("script")
+
+    assert status["progress"]["summary"] == "20/20"
+    assert status["checkpoint"]["final"]["name"].endswith("/checkpoints/final")
 
 
 def test_a_model_of_the_hub_is_fetched_and_trained_into_a_bucket_of_ones_own(

@@ -77,6 +77,8 @@ class ControllerConfig(CertificateConfig):
     """Keys of taints that jobs may tolerate."""
     allowed_resources: str = ""
     """Resources that pods of jobs may ask for besides GPUs, processors, memory and disk."""
+    allowed_service_accounts: str = ""
+    """ServiceAccounts that drivers and workers of jobs may run under, separated by commas."""
     kueue: bool = False
     """Whether Kueue queues the jobs that have its label; without it they are refused."""
     service_account_name: str = ""
@@ -188,6 +190,7 @@ class ControllerConfig(CertificateConfig):
             priority_classes=_names(self.allowed_priority_classes),
             tolerations=_names(self.allowed_tolerations),
             resources=_names(self.allowed_resources),
+            service_accounts=_names(self.allowed_service_accounts),
             has_kueue=self.kueue,
         )
 

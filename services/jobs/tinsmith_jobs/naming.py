@@ -31,6 +31,21 @@ RETRY_ANNOTATION = "tinsmith.dev/retry"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "tinsmith-controller"
 
+POD_PATHS = {
+    "tmp": "/tmp",
+    "data": "/data",
+    "models": "/models",
+    "cache": "/cache",
+    "shm": "/dev/shm",
+    "job-data": "/job-data",
+    "certificates": "/certificates",
+}
+"""Where pods find the volumes of Tinsmith itself, by name. Other volumes are mounted elsewhere.
+
+`data` is what a pod keeps while it lives, `cache` what was fetched from a hub, and `certificates`
+what it shows to other pods.
+"""
+
 _LONGEST_READABLE = 48
 _HASH_LENGTH = 12
 _KEY_SECRET = re.compile(rf"-(pod-keys|agents-key|{DRIVER}-key-e\d+)$")

@@ -20,16 +20,14 @@ from tinsmith_jobs.spec import (
     Agent,
     Method,
     Role,
-    Template,
 )
 from tinsmith_jobs.spec_reader import Reader
+from tinsmith_jobs.template_codec import read_template
 
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-"""As Kubernetes has it."""
 _IN_BYTES = ("memory", "ephemeral-storage")
 _LEAST_BYTES = 2**20
 """No pod of ours runs in less; such an amount lacks its unit."""
@@ -115,7 +113,7 @@ def read_role(reader: Reader, name: str, kind: str) -> Role:
         gpus=reader.number("gpus", default_gpus, least=0, most=_MAX_GPUS),
         requests=requests,
         limits=limits,
-        template=_template(reader.at("template")),
+        template=read_template(reader.at("template"), kind),
         engine=_engine(reader, kind),
     )
 
@@ -152,35 +150,3 @@ def _check_amount(resource: str, amount: object) -> None:
             f"{amount} is less than a MiB: memory without a unit is in bytes, and m is a "
             "thousandth; write Mi or Gi"
         )
-
-
-def _template(reader: Reader) -> Template:
-    env = []
-    for entry in reader.objects("env"):
-        variable: dict[str, object] = {"name": entry.required("name")}
-        if entry.has("value"):
-            variable["value"] = entry.text("value", longest=32768)
-        source = entry.at("valueFrom")
-        for kind in ("secretKeyRef", "configMapKeyRef"):
-            if source.has(kind):
-                reference = source.at(kind)
-                variable["valueFrom"] = {
-                    kind: {"name": reference.required("name"), "key": reference.required("key")}
-                }
-        env.append(variable)
-    labels = reader.texts_by_name("labels")
-    for name, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
-            reader.refuse(
-                f"{reader.path}.labels.{name} is {value!r}: a label has at most 63 letters, digits "
-                "and - _ . alone, and begins and ends with a letter or digit"
-            )
-    return Template(
-        image=reader.text("image", longest=512),
-        image_pull_policy=reader.choice("imagePullPolicy", ("", "Always", "IfNotPresent", "Never")),
-        command=reader.texts("command"),
-        args=reader.texts("args"),
-        env=tuple(env),
-        labels=labels,
-        annotations=reader.texts_by_name("annotations"),
-    )

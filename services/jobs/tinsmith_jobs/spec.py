@@ -61,6 +61,45 @@ class FailureRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A further volume of a role's pods.
+
+    Attributes:
+        name: Names it among those of the role.
+        kind: `emptyDir`, `configMap`, `secret` or `persistentVolumeClaim`.
+        source: Where its files come from, as in a pod.
+    """
+
+    name: str
+    kind: str
+    source: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a container finds a volume, or a part of it."""
+
+    volume: str
+    path: str
+    sub_path: str = ""
+    is_read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InitContainer:
+    """What runs in a pod to its end before the role does; it has no keys of the job."""
+
+    name: str
+    image: str
+    image_pull_policy: str = ""
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: tuple[Mapping[str, object], ...] = ()
+    env_from: tuple[Mapping[str, object], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """What the author of a job wants different about a role's pods."""
 
@@ -70,8 +109,17 @@ class Template:
     args: tuple[str, ...] = ()
     env: tuple[Mapping[str, object], ...] = ()
     """As in a pod; names that begin with `TINSMITH_` lose against the controller's own."""
+    env_from: tuple[Mapping[str, object], ...] = ()
+    """As in a pod: all entries of Secrets and ConfigMaps, which lose against `env`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[Volume, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    init_containers: tuple[InitContainer, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets of registries, besides those of the deployment."""
+    service_account: str = ""
+    """Of the pods; its token is not mounted."""
 
 
 @dataclass(frozen=True, slots=True)

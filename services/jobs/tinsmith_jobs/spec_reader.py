@@ -13,13 +13,13 @@ from typing import Any
 
 MAX_NAMED_PROBLEMS = 10
 """Problems of one spec that are named; a job that has more is told how many."""
-_FIXED_VOLUMES = (
-    "a job's pods mount what spec.model.source (pvc://claim/path) and spec.data (pvc, "
-    "configMapRef) name, and nothing else"
-)
+_OUTSIDE = "volumes are an emptyDir, configMap, secret or persistentVolumeClaim"
+_OF_TEMPLATE = "it is a field of the role's template"
 _HINTS = {
-    "volumes": _FIXED_VOLUMES,
-    "volumeMounts": _FIXED_VOLUMES,
+    **dict.fromkeys(("hostPath", "nfs", "csi", "projected", "ephemeral", "downwardAPI"), _OUTSIDE),
+    **dict.fromkeys(
+        ("volumes", "volumeMounts", "initContainers", "envFrom", "imagePullSecrets"), _OF_TEMPLATE
+    ),
 }
 """Fields of pods that people write here, and what there is instead."""
 

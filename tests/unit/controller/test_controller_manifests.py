@@ -353,3 +353,86 @@ def test_no_pod_fills_the_disk_of_its_node() -> None:
         if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
     }
     assert sizes == {("tmp", "64Gi"), ("data", "64Gi"), ("cache", "1Ti")}
+
+
+PARTS: dict[str, Any] = {
+    "image": "loop:1",
+    "envFrom": [
+        {"prefix": "A_", "configMapRef": {"name": "settings"}},
+        {"secretRef": {"name": "s"}},
+    ],
+    "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+    "volumes": [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus", "readOnly": True}},
+        {
+            "name": "script",
+            "configMap": {"name": "loop", "items": [{"key": "a.py", "path": "a.py"}]},
+        },
+        {"name": "netrc", "secret": {"secretName": "netrc", "defaultMode": 256}},
+    ],
+    "volumeMounts": [
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "tmp", "mountPath": "/scratch"},
+        {"name": "corpus", "mountPath": "/mnt/corpus", "subPath": "en", "readOnly": True},
+        {"name": "script", "mountPath": "/app"},
+    ],
+    "initContainers": [
+        {
+            "name": "fetch",
+            "image": "fetch:1",
+            "args": ["--into", "/scratch"],
+            "volumeMounts": [{"name": "tmp", "mountPath": "/scratch"}],
+        }
+    ],
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccountName": "reader",
+}
+
+
+def test_a_driver_has_the_volumes_and_init_containers_of_its_template() -> None:
+    roles = {"trainer": {"gpus": 1}, "driver": {"template": PARTS}}
+    [_, pod] = pods_of({"method": {"type": "custom"}, "roles": roles})
+    spec, only = pod["spec"], container(pod)
+
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["own-shm"] == {
+        "name": "own-shm",
+        "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"},
+    }
+    assert volumes["own-tmp"]["emptyDir"] == {"sizeLimit": DEPLOYMENT.volume_size}
+    assert volumes["own-corpus"]["persistentVolumeClaim"] == {
+        "claimName": "corpus",
+        "readOnly": True,
+    }
+    assert volumes["own-script"]["configMap"]["items"] == [{"key": "a.py", "path": "a.py"}]
+    assert volumes["own-netrc"]["secret"] == {"secretName": "netrc", "defaultMode": 256}
+    mounts = {mount["mountPath"]: mount for mount in only["volumeMounts"]}
+    assert mounts["/mnt/corpus"] == {
+        "name": "own-corpus",
+        "mountPath": "/mnt/corpus",
+        "subPath": "en",
+        "readOnly": True,
+    }
+    assert mounts["/tmp"]["name"] == "tmp", "Tinsmith's own has its name"
+    assert only["envFrom"] == PARTS["envFrom"]
+    assert env_of(pod)["NODE"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert {"name": "registry"} in spec["imagePullSecrets"]
+    assert spec["serviceAccountName"] == "reader"
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_what_runs_before_a_role_has_no_key_and_asks_for_no_more() -> None:
+    roles = {"trainer": {"gpus": 1}, "driver": {"gpus": 1, "template": PARTS}}
+    [_, pod] = pods_of({"method": {"type": "custom"}, "roles": roles})
+    [first] = pod["spec"]["initContainers"]
+
+    assert first["securityContext"] == container(pod)["securityContext"]
+    assert {entry["name"] for entry in first["env"]} == {"HOME"}
+    assert {mount["mountPath"] for mount in first["volumeMounts"]} == {"/tmp", "/scratch"}
+    own = container(pod)["resources"]["requests"]
+    assert own["nvidia.com/gpu"] == "1"
+    assert first["resources"]["requests"] == {
+        name: amount for name, amount in own.items() if name != "nvidia.com/gpu"
+    }

@@ -30,6 +30,16 @@ def reason(**roles: Any) -> str:
         ({"command": ["sh", "-c", "env"]}, "command"),
         ({"args": ["--config", "/tmp/x"]}, "command"),
         ({"env": [{"name": "LD_PRELOAD", "value": "/tmp/x"}]}, "LD_PRELOAD"),
+        ({"envFrom": [{"configMapRef": {"name": "preload"}}]}, "envFrom"),
+        ({"initContainers": [{"name": "first", "image": "mine:1"}]}, "initContainers"),
+        ({"serviceAccountName": "storage"}, "serviceAccountName"),
+        (
+            {
+                "volumes": [{"name": "code", "configMap": {"name": "code"}}],
+                "volumeMounts": [{"name": "code", "mountPath": "/app/lib"}],
+            },
+            "below /mnt/",
+        ),
     ],
 )
 def test_pods_with_secrets_obey_operators_alone(template: dict[str, Any], word: str) -> None:
@@ -41,6 +51,10 @@ def test_pods_with_secrets_obey_operators_alone(template: dict[str, Any], word: 
     [
         {"image": "registry/environments/chess:3"},
         {"env": [{"name": "TINSMITH_NUM_WORKERS", "value": "4"}]},
+        {
+            "volumes": [{"name": "boards", "persistentVolumeClaim": {"claimName": "boards"}}],
+            "volumeMounts": [{"name": "boards", "mountPath": "/mnt/boards"}],
+        },
         {},
     ],
 )
@@ -54,11 +68,31 @@ def test_drivers_and_players_may_be_anything() -> None:
     assert reason(agents=[{"name": "red", "worker": worker}]) == ""
 
 
-def test_no_pod_may_ask_for_the_secrets_by_name() -> None:
-    reference = {"secretKeyRef": {"name": "tinsmith-keys", "key": "pod-key"}}
-    env = [{"name": "KEY", "valueFrom": reference}]
+REFERENCE = {"secretKeyRef": {"name": "tinsmith-keys", "key": "pod-key"}}
+WHOLE = {"secretRef": {"name": "tinsmith-keys"}}
 
-    assert "tinsmith-keys" in reason(driver={"template": {"image": "mine:1", "env": env}})
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"env": [{"name": "KEY", "valueFrom": REFERENCE}]},
+        {"envFrom": [WHOLE]},
+        {"volumes": [{"name": "keys", "secret": {"secretName": "tinsmith-keys"}}]},
+        {"initContainers": [{"name": "first", "image": "mine:1", "envFrom": [WHOLE]}]},
+        {
+            "initContainers": [
+                {
+                    "name": "first",
+                    "image": "mine:1",
+                    "env": [{"name": "KEY", "valueFrom": REFERENCE}],
+                }
+            ]
+        },
+        {"imagePullSecrets": [{"name": "tinsmith-keys"}]},
+    ],
+)
+def test_no_pod_may_ask_for_the_secrets_by_name(template: dict[str, Any]) -> None:
+    assert "Secret tinsmith-keys" in reason(driver={"template": {"image": "mine:1", **template}})
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,17 @@ def ended(driver: DriverProcess) -> int | None:
     return driver.exit_code
 
 
+TEMPLATE = "spec.roles.driver.template"
+IN_A_CLUSTER: dict[str, dict[str, Any]] = {
+    "env": {
+        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+    },
+    "envFrom": {"envFrom": [{"secretRef": {"name": "s"}}]},
+    "volumes": {"volumes": [{"name": "a", "emptyDir": {}}]},
+    "initContainers": {"initContainers": [{"name": "a", "image": "i"}]},
+}
+
+
 def with_parameters(**parameters: object) -> dict[str, Any]:
     return {**SPEC, "method": {"type": "supervised", "parameters": parameters}}
 
@@ -286,6 +297,10 @@ def with_parameters(**parameters: object) -> dict[str, Any]:
         ({**SPEC, "checkpoint": {"finalName": "a/b"}}, "spec.checkpoint.finalName"),
         ({**SPEC, "data": {"pvc": "claim/path"}}, "spec.data.pvc"),
         ({**SPEC, "roles": {"agents": [{"name": "a", "trainer": {}}]}}, "spec.roles.agents"),
+        *[
+            ({**SPEC, "roles": {"driver": {"template": template}}}, f"{TEMPLATE}.{field}")
+            for field, template in IN_A_CLUSTER.items()
+        ],
         (with_parameters(batch_siz=1), "spec.method"),
         (with_parameters(batch_size=0), "spec.method"),
         (

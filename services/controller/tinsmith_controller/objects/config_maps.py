@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tinsmith_controller.kube.api_client import CONFIG_MAPS, ApiError, Json, Resource
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
-from tinsmith_jobs.spec import DRIVER, JobSpec, PoolSpec, Role
+from tinsmith_jobs.spec import DRIVER, JobSpec, PoolSpec, Role, Template
 
 LOOK_AGAIN_S = 10.0
 """Age from which what is known is read again."""
+
+
+_KIND = "configMap"
+"""Of volumes."""
 
 
 class Readable(Protocol):
@@ -99,7 +103,7 @@ class ConfigMaps:
                 told[
                     f"the ConfigMap {name}, which does not exist in namespace {item.key.namespace}"
                 ] = None
-            elif found.is_readable and key not in found.keys:
+            elif found.is_readable and key and key not in found.keys:
                 there = ", ".join(sorted(found.keys)) or "no entry"
                 told[f"the entry {key} of the ConfigMap {name}, which has {there}"] = None
         return list(told)
@@ -150,20 +154,31 @@ def _says_nothing(pod: PodView) -> bool:
 
 
 def _references(spec: JobSpec | PoolSpec | None, role: Role | None = None) -> set[tuple[str, str]]:
-    """Return names of ConfigMaps, each with an entry that is needed."""
+    """Return names of ConfigMaps, each with an entry that is needed; empty for the whole map."""
     if spec is None:
         return set()
     roles = spec.roles if role is None else (role,)
     found = set()
     for each in roles:
-        for variable in each.template.env:
-            source = variable.get("valueFrom")
-            reference = source.get("configMapKeyRef") if isinstance(source, Mapping) else None
-            if reference:
-                found.add((str(reference["name"]), str(reference["key"])))
+        found.update(_named_in(each.template))
         if each.kind == DRIVER and isinstance(spec, JobSpec) and spec.data.config_map:
             found.add((spec.data.config_map, spec.data.config_map_key))
     return found
+
+
+def _named_in(template: Template) -> Iterator[tuple[str, str]]:
+    sources: list[object] = [volume.source for volume in template.volumes if volume.kind == _KIND]
+    for part in (template, *template.init_containers):
+        sources += [variable.get("valueFrom") for variable in part.env] + [*part.env_from]
+    for source in sources:
+        if not isinstance(source, Mapping):
+            continue
+        reference = source.get("configMapKeyRef") or source.get("configMapRef") or source
+        name = reference.get("name")
+        if name is None or reference.get("optional"):
+            continue
+        yield from ((str(name), str(each["key"])) for each in reference.get("items", ()))
+        yield str(name), str(reference.get("key", ""))
 
 
 def _content(found: Mapping[str, _Found]) -> dict[str, frozenset[str] | None]:

@@ -1,9 +1,9 @@
 """Restricts what the author of a TrainingJob may ask of Kubernetes itself.
 
-Labels, annotations, priorities, tolerations and extended resources mean something to other systems
-of a cluster. They may give a pod an identity at a cloud, a further network, the nodes of the
-control plane, or the right to evict others. So the operators list what jobs may say, and a job that
-says more is refused with the name of the setting. TrainerPools are the operators' own.
+Labels, annotations, priorities, tolerations, accounts and extended resources mean something to
+other systems of a cluster. They may give a pod an identity at a cloud, a further network, the nodes
+of the control plane, or the right to evict others. So the operators list what jobs may say, and a
+job that says more is refused with the name of the setting. TrainerPools are the operators' own.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class AuthorPolicy:
         priority_classes: PriorityClasses; `*` allows all but Kubernetes' own.
         tolerations: Keys of taints.
         resources: Resources besides processors, memory and disk. GPUs are asked for by `gpus`.
+        service_accounts: ServiceAccounts of drivers and workers.
         has_kueue: Whether Kueue queues the jobs that have its label.
     """
 
@@ -60,6 +61,7 @@ class AuthorPolicy:
     priority_classes: tuple[str, ...] = (_EVERYTHING,)
     tolerations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()
     has_kueue: bool = False
 
     def refusal(self, job: JobSpec, *, has_kueue_label: bool) -> str:
@@ -112,6 +114,10 @@ class AuthorPolicy:
                 for name in sorted(names):
                     if "/" in name and not _allows(allowed, name):
                         yield _refusal(f"template.{kind} of the {role.name}", name, kind)
+            account = role.template.service_account
+            if account and not _allows(self.service_accounts, account):
+                field = f"template.serviceAccountName of the {role.name}"
+                yield _refusal(field, account, "service_accounts")
             for name in sorted({*role.requests, *role.limits}):
                 if not _allows((*_PLAIN_RESOURCES, *self.resources), name):
                     yield _refusal(f"resources of the {role.name}", name, "resources")

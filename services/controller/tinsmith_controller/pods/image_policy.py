@@ -2,20 +2,24 @@
 
 Trainers, samplers, environments and coordinators hold the key of the pods and the database's
 password. The author of a TrainingJob may not thereby read them: an image of theirs, a command, or a
-variable that makes Python load other code, would. So these roles take only images that the
-operators trust, with their own entry points and with settings alone. No role may ask for those
+variable that makes Python load other code, would. So would files of theirs beside Python's own. So
+these roles take only images that the operators trust, with their own entry points, with settings
+alone, and with further files below `/mnt`. No role may ask for those
 Secrets by name, nor for the keys of another workload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
+from tinsmith_controller.pods.template_parts import asked_secrets
 from tinsmith_jobs.naming import is_key_secret
-from tinsmith_jobs.spec import JobSpec, Role
+from tinsmith_jobs.spec import JobSpec
 
 EVERYTHING = "*"
+_FILES = "/mnt/"
+"""Where no program of an image lies."""
 _SETTINGS_OF_ENGINES = """
 NUM_THREADS EXACT COMPILED MAX_RESIDENT_RUNS MAX_PARKED_BYTES MAX_RUNS MAX_BATCH_TOKENS
 MAX_BATCH_DATUMS CYCLE_TOKENS MAX_QUEUED_OPERATIONS MAX_QUEUED_TOKENS MAX_QUEUED_BYTES
@@ -70,7 +74,7 @@ def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Seque
             return f"spec.{field} may not name the Secret {name} of the deployment"
     for role in job.roles:
         stolen = sorted(
-            name for name in _asked_secrets(role) if name in own_secrets or is_key_secret(name)
+            name for name in asked_secrets(role) if name in own_secrets or is_key_secret(name)
         )
         if stolen:
             return f"the {role.name} may not read the Secret {stolen[0]} of the deployment"
@@ -81,6 +85,18 @@ def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Seque
             return (
                 f"the {role.name} may not run the image {template.image}, because it would get the "
                 "secrets of the deployment: ask its operators to add it to the trusted images"
+            )
+        if template.init_containers or template.env_from or template.service_account:
+            return (
+                f"the {role.name} may not have initContainers, envFrom or serviceAccountName, "
+                "because it gets the secrets of the deployment: those are for the driver and for "
+                "workers"
+            )
+        elsewhere = [m.path for m in template.mounts if not m.path.startswith(_FILES)]
+        if elsewhere:
+            return (
+                f"the {role.name} may not have files of the job at {elsewhere[0]}, because it gets "
+                f"the secrets of the deployment: mount them below {_FILES}"
             )
         if template.command or template.args:
             return (
@@ -103,9 +119,3 @@ def _is_of(image: str, trusted: str) -> bool:
     if trusted.endswith("/"):
         return image.startswith(trusted)
     return image == trusted or image.startswith((f"{trusted}:", f"{trusted}@", f"{trusted}/"))
-
-
-def _asked_secrets(role: Role) -> set[str]:
-    sources = [entry.get("valueFrom") for entry in role.template.env]
-    references = [source.get("secretKeyRef") for source in sources if isinstance(source, Mapping)]
-    return {str(entry["name"]) for entry in references if isinstance(entry, Mapping)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.image_policy import check_images
+from tinsmith_controller.pods.template_parts import check_sizes
 from tinsmith_jobs.spec import JobSpec
 
 
@@ -15,6 +16,8 @@ def refusal_of(deployment: Deployment, job: JobSpec, has_kueue_label: bool) -> s
         job: What it asks for.
         has_kueue_label: Whether it has the label by which Kueue queues jobs.
     """
-    return deployment.author_policy.refusal(job, has_kueue_label=has_kueue_label) or check_images(
-        job, deployment.trusted_images, deployment.own_secrets()
+    return (
+        deployment.author_policy.refusal(job, has_kueue_label=has_kueue_label)
+        or check_images(job, deployment.trusted_images, deployment.own_secrets())
+        or check_sizes(job, deployment)
     )

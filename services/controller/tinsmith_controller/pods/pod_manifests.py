@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
@@ -21,6 +22,12 @@ from tinsmith_controller.pods.pod_env import (
     variables_of,
 )
 from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
+from tinsmith_controller.pods.template_parts import (
+    SECURITY,
+    init_containers,
+    template_mounts,
+    template_volumes,
+)
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import (
     COMPONENT_LABEL,
@@ -87,16 +94,24 @@ def make_pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(owner, role, assignment, deployment)],
-        "volumes": volumes_of(owner, role, deployment),
+        "volumes": [
+            *volumes_of(owner, role, deployment),
+            *template_volumes(role, deployment),
+        ],
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
     # An account may be an identity at the object store, which no program of an author's gets, and
     # no store of an author's. An environment pod runs such programs.
     has_account = role.kind in SERVER_KINDS - {ENVIRONMENT} and not _has_own_store(owner)
-    if deployment.service_account and has_account:
-        pod["serviceAccountName"] = deployment.service_account
-    if deployment.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]
+    account = role.template.service_account or (deployment.service_account if has_account else "")
+    if account:
+        pod["serviceAccountName"] = account
+    pull_secrets = dict.fromkeys((*deployment.pull_secrets, *role.template.pull_secrets))
+    if pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
+    if role.template.init_containers:
+        resources = _resources(role, replace(assignment, gpus=0), deployment)
+        pod["initContainers"] = init_containers(role, resources)
     if owner.spec.scheduling.priority_class:
         pod["priorityClassName"] = owner.spec.scheduling.priority_class
     if assignment.node:
@@ -254,12 +269,11 @@ def _container(
         or f"{deployment.image_repository}/{_image(role)}:{deployment.image_tag}",
         "env": variables_of(owner, role, assignment, deployment),
         "resources": _resources(role, assignment, deployment),
-        "volumeMounts": mounts_of(volumes_of(owner, role, deployment)),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "volumeMounts": [
+            *mounts_of(volumes_of(owner, role, deployment)),
+            *template_mounts(template.mounts),
+        ],
+        "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if template.image_pull_policy:
@@ -276,8 +290,11 @@ def _container(
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
         container |= _probes(port, deployment)
+    env_from = [dict(source) for source in template.env_from]
     if deployment.storage_secret and not _has_own_store(owner) and role.kind in MODEL_KINDS:
-        container["envFrom"] = [{"secretRef": {"name": deployment.storage_secret}}]
+        env_from.append({"secretRef": {"name": deployment.storage_secret}})
+    if env_from:
+        container["envFrom"] = env_from
     return container
 
 

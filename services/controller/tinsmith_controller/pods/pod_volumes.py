@@ -6,6 +6,7 @@ from typing import Any
 
 from tinsmith_controller.pods.deployment import PORTS, Deployment
 from tinsmith_controller.pods.workload_context import WorkloadContext
+from tinsmith_jobs.naming import POD_PATHS
 from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
@@ -18,23 +19,11 @@ from tinsmith_jobs.spec import (
     Role,
 )
 
-DATA = "/data"
-"""What a pod keeps while it lives."""
-CACHE = "/cache"
-"""What was fetched from a hub."""
-_MODELS = "/models"
-_JOB_DATA = "/job-data"
-CERTIFICATES = "/certificates"
-"""What a pod shows to other pods."""
-_PATHS = {
-    "tmp": "/tmp",
-    "data": DATA,
-    "models": _MODELS,
-    "cache": CACHE,
-    "shm": "/dev/shm",
-    "job-data": _JOB_DATA,
-    "certificates": CERTIFICATES,
-}
+DATA = POD_PATHS["data"]
+CACHE = POD_PATHS["cache"]
+CERTIFICATES = POD_PATHS["certificates"]
+_MODELS = POD_PATHS["models"]
+_JOB_DATA = POD_PATHS["job-data"]
 _READ_ONLY = ("models", "job-data", "certificates")
 
 
@@ -93,7 +82,7 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
 def mounts_of(volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return where a container finds volumes."""
     return [
-        {"name": volume["name"], "mountPath": _PATHS[volume["name"]]}
+        {"name": volume["name"], "mountPath": POD_PATHS[volume["name"]]}
         | ({"readOnly": True} if volume["name"] in _READ_ONLY else {})
         for volume in volumes
     ]

@@ -1,4 +1,4 @@
-"""What `SqlLedger` says to the database about the audit trail of checkpoints.
+"""What `Ledger` says to the database about the audit trail of checkpoints.
 
 An event is inserted by the transaction that makes the change, so that none is missing and none is
 made up. Several trainers write at once and their serials may become visible out of order: lists go

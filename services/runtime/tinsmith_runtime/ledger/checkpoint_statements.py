@@ -1,4 +1,4 @@
-"""What `SqlLedger` says to the database about checkpoints, exports and the tasks that make them.
+"""What `Ledger` says to the database about checkpoints, exports and the tasks that make them.
 
 Each function runs inside a transaction. A row goes before its files: the folder of what is deleted
 or expired is noted in `folder_deletions` by the same transaction, until it was removed.

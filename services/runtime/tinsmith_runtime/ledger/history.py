@@ -6,9 +6,7 @@ What restores a run after a crash restores the fork too: there is one way to com
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 from tinsmith_runtime.ledger.records import RunRecord, SnapshotRecord
 
@@ -81,32 +79,3 @@ class RunCopy:
     submit_time_s: float
     replayed_kinds: frozenset[str]
     rerun_kinds: frozenset[str]
-
-
-class HistoryLedger(Protocol):
-    """The part of `Ledger` that is about the past of runs."""
-
-    async def history(self, run: str, kinds: Collection[str]) -> RunHistory | None:
-        """Return what is kept of the past of a run, in whatever hands; None if there is none.
-
-        Args:
-            run: Its name.
-            kinds: Kinds of the operations that are wanted.
-        """
-        ...
-
-    async def stored_requests(self, copy: RunCopy) -> list[str]:
-        """Return the `payload_path` of each large request of the source that a copy needs."""
-        ...
-
-    async def copy_run(self, copy: RunCopy) -> bool:
-        """Copy rows of a run into another that has none; the files must be there already.
-
-        Returns:
-            False if something that is needed was dropped meanwhile; nothing was written.
-
-        Raises:
-            FencedError: If the epoch of the target no longer holds.
-            AbortedError: If the target has operations.
-        """
-        ...

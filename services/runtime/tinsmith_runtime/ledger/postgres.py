@@ -26,7 +26,7 @@ from tinsmith_runtime.ledger.records import (
     Outcome,
     SnapshotRecord,
 )
-from tinsmith_runtime.ledger.sql_ledger import SqlLedger
+from tinsmith_runtime.ledger.sql_ledger import Ledger
 from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import PostgresDatabase
 from tinsmith_runtime.sql.batcher import Batcher
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = "ledger"
 
 
-class PostgresLedger(SqlLedger):
+class PostgresLedger(Ledger):
     """A ledger that several trainers share; see `Ledger` for the methods.
 
     Args:

@@ -19,10 +19,10 @@ from tinsmith_runtime.records import AuditEvent
 
 
 class SqlCheckpoints(SqlUsage):
-    """Checkpoints, exports, and the tasks that make them; see `Ledger` for the methods."""
+    """Checkpoints, exports, and the tasks that make them."""
 
     async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Return a checkpoint."""
+        """Return a checkpoint; it may have expired."""
         return await self._database.read(
             lambda connection: checkpoint_statements.get_checkpoint(connection, name)
         )
@@ -36,7 +36,7 @@ class SqlCheckpoints(SqlUsage):
         after: tuple[float, str] | None,
         now_s: float = 0.0,
     ) -> list[CheckpointRecord]:
-        """Return checkpoints, newest first, after a position in that order."""
+        """Return checkpoints, newest first, after a position; those expired at `now_s` are not."""
         return await self._database.read(
             lambda connection: checkpoint_statements.list_checkpoints(
                 connection, project, run, limit=limit, after=after, now_s=now_s
@@ -44,14 +44,17 @@ class SqlCheckpoints(SqlUsage):
         )
 
     async def count_stored(self, project: str, what: StoredKind, *, now_s: float) -> int:
-        """Return how many checkpoints or exports a project has; see `Ledger`."""
+        """Return how many checkpoints or exports a project has that have not expired."""
         count = checkpoint_statements.COUNTS[what]
         return await self._database.read(lambda connection: count(connection, project, now_s))
 
     async def update_checkpoint(
         self, name: str, changes: CheckpointChanges, *, key_id: str, now_s: float
     ) -> CheckpointRecord | None:
-        """Change a checkpoint; see `Ledger`."""
+        """Change a checkpoint that has not expired, and return it; None if there is none.
+
+        What differs from before is recorded as an event of the key; nothing is if nothing does.
+        """
         return await self._database.write(
             lambda connection: checkpoint_statements.update_checkpoint(
                 connection, name, changes, key_id=key_id, now_s=now_s
@@ -61,7 +64,11 @@ class SqlCheckpoints(SqlUsage):
     async def delete_checkpoint(
         self, name: str, *, key_id: str, now_s: float, not_before_s: float = 0.0
     ) -> CheckpointRecord | None:
-        """Forget a checkpoint; see `Ledger`."""
+        """Forget a checkpoint and its exports, record it as an event of the key, and return it.
+
+        Its files are the caller's to remove: `list_folder_deletions` names their folders, from
+        `not_before_s` on, until `forget_folder_deletion`.
+        """
         return await self._database.write(
             lambda connection: checkpoint_statements.delete_checkpoint(
                 connection, name, key_id=key_id, now_s=now_s, not_before_s=not_before_s
@@ -69,7 +76,10 @@ class SqlCheckpoints(SqlUsage):
         )
 
     async def expire_checkpoints(self, *, now_s: float, not_before_s: float) -> int:
-        """Forget what expired; see `Ledger`."""
+        """Forget the checkpoints and exports that expired, and return how many there were.
+
+        Their files are as in `delete_checkpoint`; `get_expiry` remembers the checkpoints.
+        """
         return await self._database.write(
             lambda connection: checkpoint_statements.expire(
                 connection, now_s=now_s, not_before_s=not_before_s
@@ -77,13 +87,13 @@ class SqlCheckpoints(SqlUsage):
         )
 
     async def get_expiry(self, name: str) -> float | None:
-        """Return when a checkpoint expired that is gone; see `Ledger`."""
+        """Return when a checkpoint expired that is gone; None if none did lately."""
         return await self._database.read(
             lambda connection: checkpoint_statements.tombstone(connection, name)
         )
 
     async def forget_expired(self, *, before_s: float) -> None:
-        """Forget old tombstones and tasks; see `Ledger`."""
+        """Forget checkpoints that expired before, and tasks that ended before."""
         await self._database.write(
             lambda connection: checkpoint_statements.forget_before(connection, before_s)
         )
@@ -95,7 +105,13 @@ class SqlCheckpoints(SqlUsage):
         )
 
     async def submit_task(self, task: TaskRecord, *, max_pending: int) -> TaskRecord:
-        """Accept a task; see `Ledger`."""
+        """Accept a task, or return the one that the same request made before.
+
+        Raises:
+            RunNotFoundError: If the run was deleted.
+            RequestIdReusedError: If the request id has another digest.
+            QueueFullError: If `max_pending` tasks of the project wait.
+        """
 
         def accept(connection: sa.Connection) -> TaskRecord:
             if statements.epoch_of(connection, task.run) is None:
@@ -125,7 +141,15 @@ class SqlCheckpoints(SqlUsage):
         checkpoint: CheckpointRecord | None = None,
         export: ExportRecord | None = None,
     ) -> TaskRecord:
-        """Commit the end of a task; see `Ledger`."""
+        """Commit the end of a task with the row that it made and its event, all or none.
+
+        A task that failed leaves no event.
+
+        Raises:
+            FencedError: If the epoch no longer holds, or the task has a result already.
+            CheckpointAlreadyExistsError: If there is a checkpoint of this name.
+            CheckpointNotFoundError: If the checkpoint of the export is gone.
+        """
 
         def finish(connection: sa.Connection) -> TaskRecord:
             statements.check_fence(connection, task.run, epoch)
@@ -173,7 +197,15 @@ class SqlCheckpoints(SqlUsage):
         start_s: float | None = None,
         end_s: float | None = None,
     ) -> list[AuditEvent]:
-        """Return events, oldest first, after a position in that order; see `Ledger`."""
+        """Return events, oldest first.
+
+        Args:
+            project: Whose resources they are about.
+            limit: How many at most.
+            after: Time and serial of the event after which the list goes on.
+            start_s: Leaves out what happened before.
+            end_s: Leaves out what happened then or later.
+        """
         return await self._database.read(
             lambda connection: audit_statements.list_events(
                 connection, project, limit=limit, after=after, start_s=start_s, end_s=end_s

@@ -25,10 +25,15 @@ _EMPTIED_BY_RERUN = (
 
 
 class SqlHistory(SqlDeletions):
-    """The past of runs; see `HistoryLedger` for the methods."""
+    """The past of runs."""
 
     async def history(self, run: str, kinds: Collection[str]) -> RunHistory | None:
-        """Return what is kept of the past of a run; see `HistoryLedger`."""
+        """Return what is kept of the past of a run, in whatever hands; None if there is none.
+
+        Args:
+            run: Its name.
+            kinds: Kinds of the operations that are wanted.
+        """
 
         def read(connection: sa.Connection) -> RunHistory | None:
             query = statements.select_runs().where(runs.c.name == run)
@@ -51,7 +56,7 @@ class SqlHistory(SqlDeletions):
         return await self._database.read(read)
 
     async def stored_requests(self, copy: RunCopy) -> list[str]:
-        """Return the paths of the large requests that a copy needs; see `HistoryLedger`."""
+        """Return the `payload_path` of each large request of the source that a copy needs."""
         query = (
             sa.select(operations.c.payload_path)
             .distinct()
@@ -63,7 +68,15 @@ class SqlHistory(SqlDeletions):
         return [path for path in found if path is not None]
 
     async def copy_run(self, copy: RunCopy) -> bool:
-        """Copy rows of a run into another; see `HistoryLedger`."""
+        """Copy rows of a run into another that has none; the files must be there already.
+
+        Returns:
+            False if something that is needed was dropped meanwhile; nothing was written.
+
+        Raises:
+            FencedError: If the epoch of the target no longer holds.
+            AbortedError: If the target has operations.
+        """
         return await self._database.write(lambda connection: _copy(connection, copy))
 
 

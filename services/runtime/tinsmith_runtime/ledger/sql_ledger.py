@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -13,7 +13,6 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import (
     checkpoint_statements,
-    deletion_statements,
     retention,
     snapshot_statements,
     statements,
@@ -31,26 +30,21 @@ from tinsmith_runtime.ledger.records import (
     OperationState,
     Outcome,
     ResumePoint,
-    RunRecord,
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.sql_checkpoints import SqlCheckpoints
 from tinsmith_runtime.ledger.sql_history import SqlHistory
+from tinsmith_runtime.ledger.sql_runs import SqlRuns
 from tinsmith_runtime.ledger.tables import (
-    checkpoint_exports,
-    checkpoint_tasks,
-    checkpoints,
-    expired_checkpoints,
     leases,
     operations,
     runs,
-    snapshots,
 )
 from tinsmith_runtime.sql import Database
 
 
-class SqlLedger(SqlCheckpoints, SqlHistory):
-    """Implements `Ledger`; see there for the methods.
+class Ledger(SqlRuns, SqlCheckpoints, SqlHistory):
+    """Operations, snapshots and checkpoints of runs.
 
     Args:
         database: Holds the tables of `tables`; a subclass may open it later.
@@ -63,140 +57,16 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
     ) -> None:
         super().__init__(database, holder=holder, store=store)
 
-    async def open(self) -> None:
-        """Make ready; call once, before anything else."""
-
-    @property
-    def identity(self) -> str:
-        """Names the database among those of a deployment; empty for one of this process alone."""
-        return ""
-
-    @property
-    def incarnation(self) -> str:
-        """Tells this process from others on the same ledger; empty where there are none."""
-        return self._holder.incarnation if self._holder is not None else ""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes write to the same database, and runs move between them."""
-        return self._holder is not None
-
-    def hurry(self, within_s: float) -> None:
-        """Wait for a database that is away this long at most; a file is never away."""
-
-    async def adopt_run(self, run: RunRecord) -> RunRecord:
-        """Create a run or raise its epoch; see `Ledger`."""
-        return await self._database.write(
-            lambda connection: statements.adopt(connection, run, self._holder, self._store)
-        )
-
-    async def release_run(self, run: str, epoch: int) -> None:
-        """Let another process adopt a run at once; see `Ledger`."""
-
-        def release(connection: sa.Connection) -> None:
-            statements.check_fence(connection, run, epoch)
-            statement = sa.update(leases).where(leases.c.run == run).values(holder="")
-            connection.execute(statement)
-
-        await self._database.write(release)
-
-    async def renew(self, ttl_s: float, among: Collection[str] | None = None) -> dict[str, int]:
-        """Extend the lease of this process; see `Ledger`."""
-        holder = self._holder
-        if holder is None:
-            raise RuntimeError("a ledger without a holder has no lease")
-        return await self._database.write(
-            lambda connection: statements.renew(connection, holder, ttl_s, among)
-        )
-
-    async def watch_lease(self, changed: Callable[[], None]) -> None:
-        """Call back when a run was taken; see `Ledger`. None is where nothing is shared."""
-
-    async def leave(self) -> None:
-        """Give up the lease of this process, so that others need not wait for its end."""
-        holder = self._holder
-        if holder is not None:
-            await self._database.write(lambda connection: statements.leave(connection, holder))
-
-    async def held_epoch(self, run: str) -> int | None:
-        """Return the epoch under which a run was last adopted; None if there is no such run."""
-        query = sa.select(leases.c.epoch).where(leases.c.run == run)
-        return await self._database.read(
-            lambda connection: connection.execute(query).scalar_one_or_none()
-        )
-
-    async def is_known(self, run: str) -> bool:
-        """Return whether the ledger has a run, in whatever hands."""
-        return await self.held_epoch(run) is not None
-
-    async def list_runs(self) -> list[RunRecord]:
-        """Return all runs."""
-        return await self._database.read(
-            lambda connection: [
-                statements.run_of(row)
-                for row in connection.execute(statements.select_runs()).mappings()
-            ]
-        )
-
-    async def get_held_run(self, run: str) -> RunRecord | None:
-        """Return a run that this process holds; see `Ledger`."""
-        query = self._select_held().where(runs.c.name == run)
-        row = await self._database.read(
-            lambda connection: connection.execute(query).mappings().first()
-        )
-        return None if row is None else statements.run_of(row)
-
-    async def list_held_runs(self) -> list[RunRecord]:
-        """Return all runs that this process holds."""
-        query = self._select_held()
-        return await self._database.read(
-            lambda connection: [
-                statements.run_of(row) for row in connection.execute(query).mappings()
-            ]
-        )
-
-    async def unsettled_runs(self, among: Collection[str] | None = None) -> list[RunRecord]:
-        """Return the runs that have something to do or to tell; see `Ledger`."""
-        is_waiting = sa.exists().where(operations.c.run == runs.c.name, operations.c.revision == 0)
-        query = self._select_held().where(is_waiting | runs.c.replay_diverged)
-        if among is not None:
-            query = query.where(runs.c.name.in_(among))
-        return await self._database.read(
-            lambda connection: [
-                statements.run_of(row) for row in connection.execute(query).mappings()
-            ]
-        )
-
-    def _select_held(self) -> sa.Select[tuple[object, ...]]:
-        query = statements.select_runs()
-        if self._holder is not None:
-            query = query.where(leases.c.holder == self._holder.name)
-        return query
-
-    async def delete_run(self, run: str, epoch: int) -> None:
-        """Remove a run; see `Ledger`."""
-
-        def delete(connection: sa.Connection) -> None:
-            # Alone: an operation that is accepted meanwhile would outlive its run.
-            statements.lock_lease(connection, run, alone=True)
-            statements.check_fence(connection, run, epoch)
-            for table in (
-                operations,
-                snapshots,
-                checkpoints,
-                expired_checkpoints,
-                checkpoint_exports,
-                checkpoint_tasks,
-                leases,
-            ):
-                connection.execute(sa.delete(table).where(table.c.run == run))
-            deletion_statements.note_run(connection, run)
-            connection.execute(sa.delete(runs).where(runs.c.name == run))
-
-        await self._database.write(delete)
-
     async def submit(self, operation: NewOperation) -> OperationRecord:
-        """Accept an operation; see `Ledger`."""
+        """Accept an operation, or return the one that the same request made before.
+
+        Raises:
+            RunNotFoundError: If the run was deleted.
+            FencedError: If the epoch no longer holds.
+            RequestIdReusedError: If the request id has another digest.
+            SequenceNumberReusedError: If another request holds the number.
+            SequenceGapError: If the number was given up.
+        """
 
         def accept(connection: sa.Connection) -> OperationRecord:
             lease = statements.lock_lease(connection, operation.run)
@@ -214,7 +84,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.write(accept)
 
     async def refuse(self, operation: NewOperation, error: bytes) -> OperationRecord | None:
-        """Consume a number with a failed operation; see `Ledger`."""
+        """Consume a number with a failed operation; None if the number or the run is gone.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
 
         def consume(connection: sa.Connection) -> OperationRecord | None:
             epoch = statements.epoch_of(connection, operation.run)
@@ -244,7 +118,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.write(consume)
 
     async def start_all(self, attempts: Sequence[Attempts]) -> None:
-        """Count an attempt of operations of several runs; see `Ledger`."""
+        """Note that operations are about to be computed.
+
+        A number is never lowered, so that repeating the call changes nothing. A run that another
+        process holds is left out: the commit of its results is refused in any case.
+        """
 
         def count(connection: sa.Connection) -> None:
             for each in attempts:
@@ -264,7 +142,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         checkpoints: Sequence[CheckpointRecord] = (),
         snapshots: Sequence[SnapshotRecord] = (),
     ) -> list[OperationRecord]:
-        """Commit results; see `Ledger`."""
+        """Commit results, all or none, and return their operations.
+
+        Raises:
+            FencedError: If the epoch no longer holds, or an operation has a result already.
+        """
 
         def finish(connection: sa.Connection) -> list[OperationRecord]:
             records = statements.commit(connection, Commit(run=run, epoch=epoch, outcomes=outcomes))
@@ -279,7 +161,12 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
     async def finish_all(
         self, commits: Sequence[Commit]
     ) -> list[list[OperationRecord] | BaseException]:
-        """Commit results of several runs; see `Ledger`."""
+        """Commit results of several runs in one group commit.
+
+        Returns:
+            For each run its operations, or why nothing of it was written; see `finish`. One run
+            does not depend on another.
+        """
         return await self._database.write_all(
             [functools.partial(statements.commit, commit=commit) for commit in commits]
         )
@@ -287,7 +174,14 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
     async def give_up(
         self, run: str, epoch: int, missing: Sequence[int], error: bytes
     ) -> list[int]:
-        """Consume numbers that never arrived; see `Ledger`."""
+        """Consume numbers that never arrived, so that a late arrival is told so.
+
+        Returns:
+            The numbers that were consumed; one that arrived at the last moment is not.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
 
         def consume(connection: sa.Connection) -> list[int]:
             statements.check_fence(connection, run, epoch)
@@ -305,7 +199,7 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.write(consume)
 
     async def resume_point(self, run: str) -> ResumePoint:
-        """Return where a run goes on after a restart; see `Ledger`."""
+        """Return where a run goes on after a restart."""
 
         def resume(connection: sa.Connection) -> ResumePoint:
             next_number = statements.lowest_unfinished(connection, run)
@@ -326,7 +220,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.read(resume)
 
     async def mark_diverged(self, run: str, epoch: int) -> None:
-        """Record that a replay gave other bits than the first execution; see `Ledger`."""
+        """Record that a replay gave other bits than the first execution.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
 
         def mark(connection: sa.Connection) -> None:
             statements.check_fence(connection, run, epoch)
@@ -345,7 +243,7 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
     async def operations_from(
         self, run: str, sequence_number: int, *, limit: int = 100
     ) -> list[OperationRecord]:
-        """Return operations in order, payloads included."""
+        """Return operations with at least this number, in order, payloads included."""
         query = (
             sa.select(operations)
             .where(operations.c.run == run, operations.c.sequence_number >= sequence_number)
@@ -386,7 +284,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.read(collect)
 
     async def note_retrieved(self, run: str, epoch: int, times_s: Mapping[int, float]) -> None:
-        """Note when clients first got results; see `Ledger`."""
+        """Note when clients first got results, by number; an earlier note stays.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
 
         def note(connection: sa.Connection) -> None:
             statements.check_fence(connection, run, epoch)
@@ -396,7 +298,14 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         await self._database.write(note)
 
     async def expire(self, run: str, epoch: int, cutoffs: Cutoffs) -> Expired:
-        """Drop a bounded part of what is old enough; see `Ledger`."""
+        """Drop a bounded part of what is old enough; call it again until it drops nothing.
+
+        Results go by age, requests and snapshots before the past that is kept, rows once all are
+        gone: see `tinsmith_runtime.ledger.retention`. Not to be called while the run is replayed.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         if not await self.has_expirable(run, cutoffs):
             return Expired()
 
@@ -413,7 +322,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         )
 
     async def set_history(self, run: str, epoch: int, history_retention_s: float) -> None:
-        """Set how long the past of a run is kept; see `Ledger`."""
+        """Set how long the past of a run is kept; what is gone stays gone.
+
+        Raises:
+            FencedError: If the epoch is not that under which the run is held.
+        """
 
         def change(connection: sa.Connection) -> None:
             statements.check_fence(connection, run, epoch)
@@ -422,13 +335,17 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         await self._database.write(change)
 
     async def expired_through(self, run: str) -> int:
-        """Return the number up to which the rows of a run were deleted."""
+        """Return the highest number whose row was deleted with all below it; 0 if none was."""
         return await self._database.read(
             lambda connection: retention.expired_through(connection, run)
         )
 
     async def named_payloads(self, run: str, epoch: int, paths: Sequence[str]) -> set[str]:
-        """Return those of some stored requests that an operation needs; see `Ledger`."""
+        """Return those of some `payload_path` that an operation of the run still names.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         query = sa.select(operations.c.payload_path).where(
             operations.c.run == run, operations.c.payload_path.in_(paths)
         )
@@ -444,7 +361,11 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
         return await self._database.read(select)
 
     async def add_snapshot(self, snapshot: SnapshotRecord, epoch: int) -> None:
-        """Record a snapshot; see `Ledger`."""
+        """Record a snapshot that is in the store.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
 
         def add(connection: sa.Connection) -> None:
             statements.check_fence(connection, snapshot.run, epoch)
@@ -461,7 +382,14 @@ class SqlLedger(SqlCheckpoints, SqlHistory):
     async def thin_snapshots(
         self, run: str, *, now_s: float, num_history: int
     ) -> list[SnapshotRecord]:
-        """Forget the snapshots that are not needed; see `Ledger`."""
+        """Forget the snapshots that neither a restart nor the past needs, and return them.
+
+        Args:
+            run: Its name.
+            now_s: The time.
+            num_history: Into how many parts the last 25 h are divided, one snapshot each; older
+                parts are wider.
+        """
         return await self._database.write(
             lambda connection: retention.thin_snapshots(
                 connection, run, now_s=now_s, num_history=num_history

@@ -12,7 +12,7 @@ from tinsmith_runtime.usage import UsageAmounts, UsageKey
 
 
 class SqlUsage(SqlDeletions):
-    """Totals of what runs used; see `Ledger` for the methods.
+    """Totals of what runs used.
 
     Args:
         database: Holds the tables of `tables`; a subclass may open it later.
@@ -27,7 +27,10 @@ class SqlUsage(SqlDeletions):
         self._holder = holder
 
     async def unreported_usage(self, limit: int) -> dict[UsageKey, UsageAmounts]:
-        """Return totals that were not reported since they last grew; see `Ledger`."""
+        """Return totals that were not reported since they last grew.
+
+        Those of runs that another process holds are left out.
+        """
         holder = None if self._holder is None else self._holder.name
         return await self._database.read(
             lambda connection: usage_statements.unreported(connection, holder, limit)
@@ -36,7 +39,7 @@ class SqlUsage(SqlDeletions):
     async def note_usage_reported(
         self, totals: Mapping[UsageKey, UsageAmounts], *, forget_before: int
     ) -> None:
-        """Note that the scheduler has totals; see `Ledger`."""
+        """Note that the scheduler has totals, and forget those that it has of days before one."""
         await self._database.write(
             lambda connection: usage_statements.note_reported(
                 connection, totals, forget_before=forget_before

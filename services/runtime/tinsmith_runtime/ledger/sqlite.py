@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinsmith_runtime.ledger.sql_ledger import SqlLedger
+from tinsmith_runtime.ledger.sql_ledger import Ledger
 from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import SqliteDatabase
 
 
-class SqliteLedger(SqlLedger):
+class SqliteLedger(Ledger):
     """A ledger in a file.
 
     Args:

@@ -1,4 +1,4 @@
-"""What `SqlLedger` says to the database: statements, rows to records, the fence."""
+"""What `Ledger` says to the database: statements, rows to records, the fence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `SqlLedger` says to the database about usage: totals by run, key and day.
+"""What `Ledger` says to the database about usage: totals by run, key and day.
 
 The transaction that commits results adds what they used, once: a result is never committed twice.
 A total is marked when the scheduler has it, and loses the mark with the next addition.

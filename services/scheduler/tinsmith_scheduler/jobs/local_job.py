@@ -15,7 +15,7 @@ from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.failure_policy import FAILED_EXIT_CODE, SIGTERM_EXIT_CODE
 from tinsmith_jobs.plan.termination import MAX_PROBLEM, describe_termination
 from tinsmith_jobs.recipe_check import check_recipe
-from tinsmith_jobs.spec import DRIVER, JobSpec, Method
+from tinsmith_jobs.spec import DRIVER, JobSpec, Method, Role
 from tinsmith_jobs.spec_codec import decode_job
 from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Saved, Status
@@ -57,12 +57,33 @@ def check_spec(name: JobName, spec: Json) -> None:
             "need a cluster for trainers, samplers and workers of their own; on one machine they "
             "share what serves there, so leave their roles out",
         )
+    for role in job.roles:
+        _check_template(role)
     driver = job.role(DRIVER)
     has_command = driver is not None and bool(driver.template.command)
     if job.method is Method.CUSTOM and not has_command:
         raise InvalidFieldError(
             "spec.roles.driver.template.command", "is needed: one machine runs no images"
         )
+
+
+def _check_template(role: Role) -> None:
+    """Refuse what only the pods of a cluster can have; images are not used here, and may stand."""
+    template = role.template
+    path = f"spec.roles.{role.kind}.template"
+    for field, is_set in (
+        ("env", any("valueFrom" in entry for entry in template.env)),
+        ("envFrom", template.env_from),
+        ("volumes", template.volumes),
+        ("initContainers", template.init_containers),
+    ):
+        if is_set:
+            what = "takes a value from a cluster" if field == "env" else "needs a cluster"
+            raise InvalidFieldError(
+                f"{path}.{field}",
+                f"{what}; on one machine a driver has the files and variables of the server, and "
+                "env with a value",
+            )
 
 
 def read_job(job: Job) -> plans.Job:
