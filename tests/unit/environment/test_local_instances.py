@@ -34,7 +34,11 @@ class Unruly(Environment):
 
     default_config: ClassVar[Mapping[str, Any]] = {"begins": ""}
     gate: ClassVar = threading.Event()
-    num_closed: ClassVar = 0
+    closed: ClassVar[list[Environment]] = []
+
+    def __init__(self) -> None:
+        # Of this test: one of an earlier test may close later.
+        self._closed = Unruly.closed
 
     def reset(self, seed: int, config: Mapping[str, Any]) -> Observation:
         self._do(config["begins"])
@@ -45,7 +49,7 @@ class Unruly(Environment):
         return StepResult(Observation(), 1.0, True)
 
     def close(self) -> None:
-        Unruly.num_closed += 1
+        self._closed.append(self)
 
     def _do(self, what: str) -> None:
         match what:
@@ -72,7 +76,7 @@ ENDS = ["exit", "interrupt", "cancel", "panic", "stop"]
 
 @pytest.fixture(autouse=True)
 def _gate() -> Iterator[None]:
-    Unruly.gate, Unruly.num_closed = threading.Event(), 0
+    Unruly.gate, Unruly.closed = threading.Event(), []
     yield
     Unruly.gate.set()
 
@@ -90,9 +94,9 @@ async def test_those_that_hang_keep_no_place_of_others_and_are_closed_once_they_
         with pytest.raises(EnvironmentEndedError, match="step: step has not ended"):
             await instance.step_async("go")
         await instance.delete_async()
-    await eventually(lambda: Unruly.num_closed == 1)
+    await eventually(lambda: len(Unruly.closed) == 1)
     Unruly.gate.set()
-    await eventually(lambda: Unruly.num_closed == 51)
+    await eventually(lambda: len(Unruly.closed) == 51)
 
 
 async def hang() -> LocalInstance:
@@ -114,14 +118,14 @@ async def test_one_that_ends_the_program_loses_its_episode_alone(action: str) ->
     with pytest.raises(EnvironmentEndedError, match=r"it raised \w+"):
         await instance.step_async(action)
     await instance.delete_async()
-    await eventually(lambda: Unruly.num_closed == 1)
+    await eventually(lambda: len(Unruly.closed) == 1)
 
 
 @pytest.mark.parametrize("begins", ENDS)
 async def test_one_that_ends_the_program_at_its_beginning_is_closed(begins: str) -> None:
     with pytest.raises(EnvironmentEndedError, match=r"it raised \w+"):
         await create_local_instance(Unruly, config={"begins": begins})
-    await eventually(lambda: Unruly.num_closed == 1)
+    await eventually(lambda: len(Unruly.closed) == 1)
 
 
 @pytest.mark.parametrize("made", [lambda: sys.exit(3), lambda: Unruly.gate.wait()])
@@ -143,7 +147,7 @@ async def test_one_that_cannot_begin_is_closed() -> None:
         await create_local_instance(Unruly, config={"begins": "fail"})
     with pytest.raises(InvalidSettingError):
         await create_local_instance(Unruly, config={"ends": "well"})
-    await eventually(lambda: Unruly.num_closed == 2)
+    await eventually(lambda: len(Unruly.closed) == 2)
 
 
 async def test_a_cancelled_beginning_is_not_waited_for() -> None:
@@ -153,7 +157,7 @@ async def test_a_cancelled_beginning_is_not_waited_for() -> None:
     with pytest.raises(asyncio.CancelledError):
         await beginning
     Unruly.gate.set()
-    await eventually(lambda: Unruly.num_closed == 1)
+    await eventually(lambda: len(Unruly.closed) == 1)
 
 
 async def test_its_thread_ends_with_it() -> None:
