@@ -87,9 +87,19 @@ def page() -> str:
     for pod in shared:
         lines += [f"## {pod.capitalize()}, of every pod\n", _TITLES, _RULE]
         lines += [*_rows_of_constants(pod), ""]
+    lines += [_MEASURED, *_rows_measured(), ""]
     _check_complete()
     return "\n".join(lines).rstrip() + "\n"
 
+
+_MEASURED = """## Time of others, measured
+
+What a request of another project took, in seconds, while one project used a bound up: alone, and at
+worst beside it. `tinsmith up` with a tiny model on two cores of a CPU, of which other programs took
+one. Elsewhere the figures differ; that they stay near those alone is what a bound is for.
+
+| bound | what one project does | what another asks for | alone | beside it |
+| --- | --- | --- | --- | --- |"""
 
 _TITLES = "| what | default | of whom | set by | beyond it |"
 _RULE = "| --- | --- | --- | --- | --- |"
@@ -119,6 +129,14 @@ def _rows_of_constants(pod: str) -> Iterator[str]:
         if name not in values:
             sys.exit(f"docs/limits.toml lists {pod}/{place}, which is no constant")
         yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond, whom)
+
+
+def _rows_measured() -> Iterator[str]:
+    for place, done, asked, alone_s, beside_s in _LISTED["measured"]["rows"]:
+        pod, path = place.split("/", 1)
+        if path not in _LISTED["constants"].get(pod, {}):
+            sys.exit(f"docs/limits.toml has a time of {place}, which is no bound there")
+        yield f"| `{place.split(':')[1]}` | {done} | {asked} | {alone_s:g} | {beside_s:g} |"
 
 
 def _root_of(pod: str) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from tests.fakes.openai_harness import BASE_MODEL, EXACT, MESSAGES, OpenAiRig
 
 import tinsmith
+from tinsmith_sampler.forms import grammars
 
 PROMPT = [5, 6, 7, 8]
 SCHEMA: dict[str, Any] = {
@@ -158,6 +161,30 @@ def test_a_form_that_cannot_be_followed_is_refused(
 def test_what_other_engines_choke_on_is_followed(client: openai.OpenAI, regex: str) -> None:
     (choice,) = chat(client, extra_body={"guided_regex": regex}, max_tokens=40).choices
     assert choice.message.content
+
+
+def test_an_answer_without_a_form_waits_for_no_mask(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    fill = grammars.fill_next_token_bitmask
+
+    def fill_late(*args: Any) -> None:
+        has_begun.set()
+        assert may_end.wait(60.0)
+        fill(*args)
+
+    monkeypatch.setattr(grammars, "fill_next_token_bitmask", fill_late)
+    with ThreadPoolExecutor(1) as aside:
+        try:
+            late = aside.submit(chat, client, n=8, extra_body={"guided_regex": "[ab]{3}"})
+            assert has_begun.wait(60.0)
+            assert chat(client, max_tokens=16).choices
+            assert not late.done()
+        finally:
+            may_end.set()
+        choices = late.result().choices
+    assert all(re.fullmatch("[ab]{3}", choice.message.content) for choice in choices)
 
 
 def test_many_forms_are_compiled_and_forgotten(client: openai.OpenAI) -> None:

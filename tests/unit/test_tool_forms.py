@@ -75,7 +75,7 @@ class Writer:
         """Return a text that a form lets through to its end; None if it did not end."""
         rng = random.Random(seed)
         grammar = await self._grammars.get(OutputFormat("structural_tag", json.dumps(form)))
-        row = grammar.begin()
+        row = grammar.begin("p")
         tokens: list[int] = []
         for _ in range(MAX_TOKENS):
             words = row.words()

@@ -44,9 +44,9 @@ async def test_a_form_that_takes_too_long_is_refused_and_ends_its_process(
         await grammars.get(SLOW, project="evil")
     assert metric(ENDED, work="form") == num_before + 1
     # The next form, of the same project too, has a new process.
-    assert (
-        await grammars.get(OutputFormat("regex", "ab"), project="evil")
-    ).begin().words() is not None
+    assert (await grammars.get(OutputFormat("regex", "ab"), project="evil")).begin(
+        "p"
+    ).words() is not None
 
 
 async def test_another_project_does_not_wait_for_slow_forms(grammars: Grammars) -> None:

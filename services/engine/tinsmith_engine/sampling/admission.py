@@ -261,7 +261,8 @@ class Admission:
         """Take a sequence's blocks; it begins again when there is room, before others."""
         self.num_preemptions += 1
         self.leave(sequence)
-        sequence.num_cached = 0
+        # It reads what led to its logits again.
+        sequence.num_cached, sequence.held = 0, None
         samples = range(sequence.sample_index, sequence.sample_index + 1)
         self.waiting.add(WaitingGroup(sequence.order, samples, sequence), is_first=True)
 

@@ -1,12 +1,14 @@
 """Which tokens a sample may go on with, where its text has to keep a form.
 
 The engine knows no grammars: what compiles and follows one is given with the request. A row's mask
-is computed beside the model's forward, from the moment that its newest token is known. Reported
-log-probabilities are those of the logits before the mask.
+is computed beside the model's forward, from the moment that its newest token is known. A row whose
+mask takes longer waits by itself, and its logits with it: other rows get their tokens meanwhile.
+Reported log-probabilities are those of the logits before the mask.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,16 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+MASK_WAIT_S = 0.005
+"""How long a step waits for masks, of all of its rows together."""
 _WORD_BITS = 32
 
 
 class RowConstraint(Protocol):
     """Follows one sample."""
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the mask behind the newest token; return whether it is computed."""
+
     def words(self) -> NDArray[np.int32] | None:
         """Return a bit for each token that may come next, lowest first; None after a failure.
 
-        Waits until the mask behind the newest token is computed.
+        The mask behind the newest token must be computed.
         """
 
     def note(self, token: int) -> None:
@@ -37,8 +44,19 @@ class RowConstraint(Protocol):
 class OutputConstraint(Protocol):
     """A form that samples of a request keep; made before the request begins."""
 
-    def begin(self) -> RowConstraint:
-        """Return what follows a new sample."""
+    def begin(self, project: str) -> RowConstraint:
+        """Return what follows a new sample; projects take turns at their masks."""
+
+
+def are_masked(rows: Sequence[RowConstraint | None], wait_s: float) -> list[bool]:
+    """Return of each row whether it may go on: it keeps no form, or its mask is computed.
+
+    Args:
+        rows: What each row keeps; None for nothing.
+        wait_s: How long to wait for the masks of all of them together.
+    """
+    deadline_s = time.monotonic() + wait_s
+    return [one is None or one.wait(max(deadline_s - time.monotonic(), 0.0)) for one in rows]
 
 
 def mask_logits(
@@ -48,7 +66,7 @@ def mask_logits(
 
     Args:
         logits_RV: Float32 [R, V]; they stay as they are.
-        rows: What each row keeps; None for nothing.
+        rows: What each row keeps; None for nothing. Their masks are computed.
     """
     wanted = {row: one.words() for row, one in enumerate(rows) if one is not None}
     if not wanted:

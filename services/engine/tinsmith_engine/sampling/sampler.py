@@ -8,7 +8,8 @@ the row alone. A request gives the same bits in a full batch as by itself.
 
 Projects share rows, prompts and blocks (`step_plan.py`). A sequence that finds no free block makes
 the youngest one of a project above its part give way. That one loses its blocks, and later reads
-its prompt and its own tokens again, each as it did before: with the same bits.
+its prompt and its own tokens again, each as it did before: with the same bits. A sequence whose
+mask is not computed yet keeps its logits, and joins a later step.
 
 A request holds the version that it samples from. One that follows its run may be given a newer
 version between two steps: the keys and values of its earlier tokens stay, unless it has to give
@@ -23,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tinsmith_engine.base.types import Published
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.model.decoder import Decoder
-from tinsmith_engine.model.lm_head import log_probabilities
 from tinsmith_engine.sampling.admission import Admission, Candidate
 from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, blocks_for
 from tinsmith_engine.sampling.decode_step import (
@@ -38,8 +39,8 @@ from tinsmith_engine.sampling.decode_step import (
     RecomputeDecoding,
 )
 from tinsmith_engine.sampling.kv_cache import block_bytes
-from tinsmith_engine.sampling.logit_shaping import RowShaping, shape_logits
-from tinsmith_engine.sampling.output_constraint import mask_logits
+from tinsmith_engine.sampling.logit_shaping import RowShaping
+from tinsmith_engine.sampling.output_constraint import MASK_WAIT_S, are_masked
 from tinsmith_engine.sampling.prefix_cache import MAX_PROMPTS
 from tinsmith_engine.sampling.sample_request import (
     SampledSequence,
@@ -50,10 +51,16 @@ from tinsmith_engine.sampling.sample_request import (
     validate_sample_request,
 )
 from tinsmith_engine.sampling.sequence_cache import ReadPrompt, SequenceCache
-from tinsmith_engine.sampling.sequences import ActiveSequence, Order, Reading, WaitingGroup
+from tinsmith_engine.sampling.sequences import (
+    ActiveSequence,
+    HeldLogits,
+    Order,
+    Reading,
+    WaitingGroup,
+)
 from tinsmith_engine.sampling.step_plan import ProjectWork, StepPlanner
 from tinsmith_engine.sampling.stop_search import StopSearch
-from tinsmith_engine.sampling.token_selection import pick
+from tinsmith_engine.sampling.token_drawing import draw_tokens
 from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import ConfigError, SequenceTooLongError
 
@@ -233,10 +240,11 @@ class Sampler:
 
     def step(self) -> list[SampledSequence]:
         """Read what fits, make a token for active sequences, return what finished."""
+        drawn = self._draw_held(0.0)
         started = self._clock()
-        longest_piece = self._planner.budget.of_piece(len(self._admission.active))
+        num_rows = Counter(one.order.project for one in self._admission.active if one.held is None)
+        longest_piece = self._planner.budget.of_piece(num_rows.total())
         parts = self._parts(longest_piece)
-        num_rows = Counter(sequence.order.project for sequence in self._admission.active)
         plan = self._planner.plan(
             {
                 project: ProjectWork(
@@ -262,7 +270,10 @@ class Sampler:
         # A full step says little of small ones: many rows are cheaper, each, than few.
         if plan.num_rows is not None and (rows or read):
             self._planner.costs.note(len(rows), read, ended - started)
-        return finished
+        if not rows and not read:
+            # There is nothing to do but for sequences whose masks are not computed.
+            finished += self._draw_held(MASK_WAIT_S)
+        return drawn + finished
 
     def _parts(self, most: int) -> dict[str, list[_Part]]:
         """Return the pieces of prompts that could be read, and what could begin, by project.
@@ -361,7 +372,7 @@ class Sampler:
             sequence.is_kept |= is_urgent
         self._cache.release(prompt.blocks)
         self._admission.enter(begun)
-        if group.resumed:
+        if group.resumed and group.resumed.completion:
             return []
         last = prompt.last_logits
         if self._limit(order.request) == 0:
@@ -378,16 +389,17 @@ class Sampler:
         shaping = order.request.shaping
         row = None if shaping.is_neutral else RowShaping(shaping, tokens)
         constraint = order.request.constraint
-        form = None if constraint is None else constraint.begin()
+        form = None if constraint is None else constraint.begin(order.project)
         return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search, row, form)
 
     def _chosen(self, num_rows: Mapping[str, int] | None) -> list[ActiveSequence]:
         """Return the sequences that get a token, those that began first of each project."""
+        active = [sequence for sequence in self._admission.active if sequence.held is None]
         if num_rows is None:
-            return self._admission.active[: self._max_sequences]
+            return active[: self._max_sequences]
         left = Counter(num_rows)
         chosen = []
-        for sequence in self._admission.active:
+        for sequence in active:
             if left[sequence.order.project] > 0:
                 left[sequence.order.project] -= 1
                 chosen.append(sequence)
@@ -422,23 +434,46 @@ class Sampler:
     def _take_tokens(
         self, sequences: Sequence[ActiveSequence], logits_RV: Tensor
     ) -> list[SampledSequence]:
-        shaped_RV = shape_logits(logits_RV, [sequence.shaping for sequence in sequences])
-        shaped_RV = _without_stops(shaped_RV, sequences)
-        shaped_RV, failed = mask_logits(shaped_RV, [one.constraint for one in sequences])
-        chosen_R = pick(shaped_RV, [sequence.rule() for sequence in sequences])
-        log_softmax_RV = log_probabilities(logits_RV)
-        logprobs_R = log_softmax_RV.gather(1, chosen_R[:, None])[:, 0]
+        """Draw tokens of sequences that may go on, and hold the logits of the others."""
+        may_draw = are_masked([one.constraint for one in sequences], MASK_WAIT_S)
+        versions = [one.order.version for one in sequences]
+        if all(may_draw):
+            return self._draw(sequences, logits_RV, versions)
+        for row, sequence in enumerate(sequences):
+            if not may_draw[row]:
+                # Samples that begin share the logits of their prompt. Others are copied: a view
+                # would keep the whole step's.
+                logits_V = logits_RV[row] if logits_RV.stride(0) == 0 else logits_RV[row].clone()
+                sequence.held = HeldLogits(logits_V, versions[row])
+        rows = [row for row, may in enumerate(may_draw) if may]
+        if not rows:
+            return []
+        return self._draw(
+            [sequences[row] for row in rows], logits_RV[rows], [versions[row] for row in rows]
+        )
+
+    def _draw_held(self, wait_s: float) -> list[SampledSequence]:
+        """Draw tokens of sequences whose masks are computed by now; return what finished."""
+        held = [(one, one.held) for one in self._admission.active if one.held is not None]
+        may_draw = are_masked([one.constraint for one, _ in held], wait_s)
+        drawn = [pair for pair, may in zip(held, may_draw, strict=True) if may]
+        if not drawn:
+            return []
+        for sequence, _ in drawn:
+            sequence.held = None
+        return self._draw(
+            [sequence for sequence, _ in drawn],
+            torch.stack([logits.logits_V for _, logits in drawn]),
+            [logits.version for _, logits in drawn],
+        )
+
+    def _draw(
+        self, sequences: Sequence[ActiveSequence], logits_RV: Tensor, versions: Sequence[int]
+    ) -> list[SampledSequence]:
         finished = []
-        for index, (sequence, token, logprob) in enumerate(
-            zip(sequences, chosen_R.tolist(), logprobs_R.tolist(), strict=True)
-        ):
-            if index in failed:
-                finished.append(self._finish(sequence, "constraint"))
-                continue
-            topk = _likeliest(log_softmax_RV[index], sequence.order.request.topk_sample_logprobs)
-            reason = self._take(
-                sequence, SampledToken(token, logprob, sequence.order.version, topk)
-            )
+        drawn = draw_tokens(sequences, logits_RV, versions)
+        for sequence, token in zip(sequences, drawn, strict=True):
+            reason = "constraint" if token is None else self._take(sequence, token)
             if reason is not None:
                 finished.append(self._finish(sequence, reason))
         return finished
@@ -510,27 +545,3 @@ def _stop_search(request: SampleRequest) -> StopSearch | None:
     if not request.stop_strings or request.decode_text is None:
         return None
     return StopSearch(request.stop_strings, request.decode_text)
-
-
-def _without_stops(logits_RV: Tensor, sequences: Sequence[ActiveSequence]) -> Tensor:
-    """Return logits without the stop tokens of samples that may not end yet."""
-    held = [
-        (row, list(one.order.request.stop_tokens))
-        for row, one in enumerate(sequences)
-        if len(one.logprobs) < one.order.request.min_tokens and one.order.request.stop_tokens
-    ]
-    if not held:
-        return logits_RV
-    masked_RV = logits_RV.clone()
-    for row, tokens in held:
-        masked_RV[row, tokens] = float("-inf")
-    return masked_RV
-
-
-def _likeliest(log_softmax_V: Tensor, count: int) -> list[tuple[int, float]]:
-    """Return the likeliest tokens of one row, likeliest first."""
-    if count == 0:
-        return []
-    # One row at a time: which of two equal tokens `topk` returns may depend on the shape.
-    values, ids = log_softmax_V.topk(count)
-    return list(zip(ids.tolist(), values.tolist(), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -70,6 +71,14 @@ class Order:
             self.key = PromptKey(request.cache_scope, weights, tuple(request.prompt_tokens))
 
 
+class HeldLogits(NamedTuple):
+    """What the next token of a sequence is drawn from once its mask is computed."""
+
+    logits_V: Tensor
+    version: int
+    """Of the weights that they are of."""
+
+
 @dataclass(slots=True, eq=False)
 class ActiveSequence:
     """One sequence that is being sampled."""
@@ -87,6 +96,8 @@ class ActiveSequence:
     """What is done to its logits; None for nothing."""
     constraint: RowConstraint | None = None
     """Which tokens it may go on with; None for all."""
+    held: HeldLogits | None = None
+    """Of a sequence that waits for its mask; it reads nothing meanwhile."""
     blocks: list[int] = field(default_factory=list)
     """Where it is cached."""
     planned: list[int] = field(default_factory=list)

@@ -3,8 +3,8 @@
 A form is compiled once, aside of the engine, and kept; each sample follows a copy. What a caller
 sends may be hostile. So its length is bounded, and a confined process tries it first: one that
 takes too long, or too much memory, is refused there. Projects take turns at it. Forms are kept
-within a number and a size. Masks are computed on a thread of their own while the model reads the
-token.
+within a number and a size. Masks are computed beside the engine, while the model reads the token
+(`mask_queue.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_sampler.forms.compiler import FormCompiler
+from tinsmith_sampler.forms.mask_queue import MaskQueue
 from tinsmith_sampler.forms.trials import MAX_TRIED, FormTrials
 
 MAX_KEPT_GRAMMARS = 256
@@ -32,8 +33,7 @@ MAX_KEPT_GRAMMARS = 256
 MAX_KEPT_GRAMMAR_BYTES = 2**22
 """Their sources together."""
 _FIELD = "params.output_format"
-# A mask waits for nothing but itself: more threads would take the model's own.
-_MASKS = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
+_MASKS = MaskQueue()
 _COMPILER = ThreadPoolExecutor(MAX_TRIED, thread_name_prefix="grammar-compiler")
 
 
@@ -53,20 +53,29 @@ class Grammar:
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
 
-    def begin(self) -> RowConstraint:
-        """Return what follows a new sample."""
-        return _Row(self._matcher.deep_copy(), self._vocab_size, self._end_tokens)
+    def begin(self, project: str) -> RowConstraint:
+        """Return what follows a new sample of a project."""
+        return _Row(self._matcher.deep_copy(), self._vocab_size, self._end_tokens, project)
 
 
 class _Row:
     def __init__(
-        self, matcher: llguidance.LLMatcher, vocab_size: int, end_tokens: frozenset[int]
+        self,
+        matcher: llguidance.LLMatcher,
+        vocab_size: int,
+        end_tokens: frozenset[int],
+        project: str,
     ) -> None:
         self._matcher = matcher
         self._end_tokens = end_tokens
+        self._project = project
         self._words = allocate_token_bitmask(1, vocab_size)
         self._has_ended = False
-        self._work: Future[bool] = _MASKS.submit(self._fill)
+        self._newest: int | None = None
+        self._work: Future[bool] = _MASKS.submit(project, self)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._work.done() or bool(wait((self._work,), timeout_s).done)
 
     def words(self) -> NDArray[np.int32] | None:
         return self._words[0] if self._work.result() else None
@@ -75,15 +84,16 @@ class _Row:
         if token in self._end_tokens:
             self._has_ended = True
         else:
-            self._work = _MASKS.submit(self._follow, token)
+            self._newest = token
+            self._work = _MASKS.submit(self._project, self)
 
     def has_ended(self) -> bool:
         return self._has_ended
 
-    def _follow(self, token: int) -> bool:
-        return bool(self._matcher.consume_token(token)) and self._fill()
-
-    def _fill(self) -> bool:
+    def compute(self) -> bool:
+        """Follow the newest token, and fill the mask behind it."""
+        if self._newest is not None and not self._matcher.consume_token(self._newest):
+            return False
         fill_next_token_bitmask(self._matcher, self._words, 0)
         # Without any token the vocabulary cannot spell what has to come.
         return not self._matcher.is_error() and bool(self._words.any())

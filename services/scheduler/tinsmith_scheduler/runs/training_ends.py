@@ -40,7 +40,7 @@ class TrainingEnds:
         Args:
             name: Which run.
             sequence_number: The last operation of the training.
-            caller: Who says so.
+            caller: The client that says so, for the audit trail.
 
         Raises:
             RunNotFoundError: If there is no run of this name.

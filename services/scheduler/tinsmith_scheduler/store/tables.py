@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.sql import Store
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
