@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
+MEASURED = "## Time of others, measured"
+"""Heads the table behind those of the bounds."""
 
 
 def test_the_page_is_that_of_the_code() -> None:
@@ -19,7 +21,7 @@ def test_each_row_says_of_whom_it_is() -> None:
     whom = {"one", "connection", "address", "project", "process", "all"}
     rows = [
         [cell.strip() for cell in line.replace("\\|", "").strip("|\n ").split("|")]
-        for line in (DOCS / "limits.md").read_text().splitlines()
+        for line in (DOCS / "limits.md").read_text().partition(MEASURED)[0].splitlines()
         if line.startswith("| ") and not line.startswith(("| what", "| ---"))
     ]
     assert len(rows) > 200
