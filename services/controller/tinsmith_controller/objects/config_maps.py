@@ -17,7 +17,7 @@ from typing import Protocol
 from tinsmith_controller.kube.api_client import CONFIG_MAPS, ApiError, Json, Resource
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
-from tinsmith_jobs.spec import DRIVER, JobSpec, PoolSpec, Role, Template
+from tinsmith_jobs.spec import DRIVER, InitContainer, JobSpec, PoolSpec, Role, Template
 
 LOOK_AGAIN_S = 10.0
 """Age from which what is known is read again."""
@@ -158,7 +158,7 @@ def _references(spec: JobSpec | PoolSpec | None, role: Role | None = None) -> se
     if spec is None:
         return set()
     roles = spec.roles if role is None else (role,)
-    found = set()
+    found: set[tuple[str, str]] = set()
     for each in roles:
         found.update(_named_in(each.template))
         if each.kind == DRIVER and isinstance(spec, JobSpec) and spec.data.config_map:
@@ -168,7 +168,8 @@ def _references(spec: JobSpec | PoolSpec | None, role: Role | None = None) -> se
 
 def _named_in(template: Template) -> Iterator[tuple[str, str]]:
     sources: list[object] = [volume.source for volume in template.volumes if volume.kind == _KIND]
-    for part in (template, *template.init_containers):
+    parts: tuple[Template | InitContainer, ...] = (template, *template.init_containers)
+    for part in parts:
         sources += [variable.get("valueFrom") for variable in part.env] + [*part.env_from]
     for source in sources:
         if not isinstance(source, Mapping):
