@@ -458,7 +458,7 @@ SAMPLES = {
     "remote-agents": ("Running", ""),
     "resume-from-checkpoint": ("Queued", "ConfigMap greetings, which does not exist"),
     "rl-environment": ("Queued", "no node has the product NVIDIA-H100-80GB-HBM3"),
-    "script-in-a-config-map": ("Queued", "ConfigMap sums, which does not exist"),
+    "script-in-a-config-map": ("Running", ""),
     "serve-checkpoint": ("Running", ""),
     "trainer-pool": ("Ready", ""),
 }
@@ -466,6 +466,7 @@ PLURALS = {
     "TrainingJob": "trainingjobs",
     "TrainerPool": "trainerpools",
     "PriorityClass": "priorityclasses",
+    "ConfigMap": "configmaps",
 }
 
 
