@@ -177,3 +177,32 @@ def test_validation_may_be_another_environment(client: tinsmith.Client, tmp_path
             rl.Config(environment="guessing", validation_environment="chess", output_dir=tmp_path),
             client,
         )
+
+
+ENDLESS = """
+from tinsmith.environments.environment import Environment, Observation, StepResult
+
+
+class Endless(Environment):
+    def reset(self, seed, config):
+        return Observation.of_user("go")
+
+    def step(self, action):
+        return StepResult(Observation.of_user("on"), 1.0, False, {"metrics": {"reward": 7.0}})
+"""
+
+
+def test_an_episode_without_an_end_has_the_turns_of_the_setting(
+    client: tinsmith.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "my.py").write_text(ENDLESS)
+    config = evaluate.Config(
+        base_model="tiny",
+        environment=f"{tmp_path / 'my.py'}:Endless",
+        num_validation=2,
+        max_turns=3,
+        max_episode_tokens=50,
+        output_dir=tmp_path / "out",
+    )
+    [summary] = evaluate.main(config, client)
+    assert summary.reward == 3.0

@@ -7,6 +7,7 @@ whose turns are what a warm start imitates.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -168,10 +169,7 @@ class EnvironmentSource(Source):
 
     @property
     def _rollout_config(self) -> RolloutConfig:
-        return RolloutConfig(
-            max_tokens_per_turn=self._config.max_tokens,
-            max_context_tokens=self._max_context_tokens,
-        )
+        return self._config.rollout_config(self._max_context_tokens)
 
     async def _create(self, seed: int) -> EnvironmentInstance:
         return await self._playable.create_instance(seed, is_validation=seed >= VALIDATION_SEED)
@@ -217,14 +215,20 @@ def group_scores(result: GroupResult[Any]) -> Scores:
 
 
 def outcome_metrics(plays: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean of `is_success` and of each of the `metrics` that episodes ended with."""
+    """Return the mean of `is_success` and of each of the `metrics` that episodes ended with.
+
+    Those have the prefix `environment/`, so none is taken for a figure of the training. What is no
+    finite number is left out.
+    """
     found: dict[str, list[float]] = {}
     for play in plays:
         info = last_info(play)
         own = info.get(METRICS)
-        values = {**(own if isinstance(own, Mapping) else {}), IS_SUCCESS: info.get(IS_SUCCESS)}
+        figures = own if isinstance(own, Mapping) else {}
+        values = {f"environment/{name}": value for name, value in figures.items()}
+        values[IS_SUCCESS] = info.get(IS_SUCCESS)
         for name, value in values.items():
-            if isinstance(value, bool | int | float):
+            if isinstance(value, bool | int | float) and math.isfinite(value):
                 found.setdefault(name, []).append(float(value))
     return {name: _mean(values) for name, values in found.items()}
 

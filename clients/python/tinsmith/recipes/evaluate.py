@@ -79,6 +79,13 @@ class Config:
     """Tasks that are played, at most."""
     max_tokens: int = 4
     """Sampled tokens of a turn."""
+    max_turns: int = 16
+    """Turns of an episode, at most."""
+    max_episode_tokens: int = 4096
+    """Sampled tokens of all turns of an episode, at most."""
+    history: str = "refuse"
+    """What becomes of an episode whose chat template rewrites its history, as templates that drop
+    earlier thoughts do: `refuse`, `split` into a sample for each turn, or `append` as sampled."""
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     output_dir: Path | None = None
@@ -208,6 +215,9 @@ def _prepare(config: Config, client: Client, sampler: Sampler) -> Callable[[Roll
         max_tokens=config.max_tokens,
         num_validation=config.num_validation,
         seed=0,
+        max_turns=config.max_turns,
+        max_episode_tokens=config.max_episode_tokens,
+        history=config.history,
     )
     if OwnCode.is_named(config):
         code, model = OwnCode(config), served[sampler.base_model]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.rollouts import DatumArrays, Trajectory
+from tinsmith.rollouts import DatumArrays, RolloutConfig, Trajectory
 from tinsmith.training.training_run import TrainingRun
 
 IS_SUCCESS, METRICS = "is_success", "metrics"
@@ -31,6 +31,10 @@ class SourceConfig:
         seed: Decides what is drawn, with the step.
         format_coef: What an answer loses that has not the wanted form.
         num_demonstrations: Of a step of the warm start.
+        max_turns: Turns of an episode.
+        max_episode_tokens: Sampled tokens of all turns of an episode.
+        history: What becomes of an episode whose chat template rewrites its history; see
+            the recipe `rl`.
     """
 
     num_tasks: int
@@ -41,6 +45,20 @@ class SourceConfig:
     seed: int
     format_coef: float = 0.0
     num_demonstrations: int = 64
+    max_turns: int = 16
+    max_episode_tokens: int = 4096
+    history: str = "refuse"
+
+    def rollout_config(self, max_context_tokens: int) -> RolloutConfig:
+        """Return the limits of an episode, for a model with this context."""
+        return RolloutConfig(
+            max_turns=self.max_turns,
+            max_tokens=self.max_episode_tokens,
+            max_tokens_per_turn=self.max_tokens,
+            max_context_tokens=max_context_tokens,
+            split_turns=self.history == "split",
+            append_only=self.history == "append",
+        )
 
 
 @dataclass(frozen=True, slots=True)

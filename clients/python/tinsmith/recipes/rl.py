@@ -95,6 +95,13 @@ class Config:
     temperature: float = 1.0
     max_tokens: int = 4
     """Sampled tokens of a turn."""
+    max_turns: int = 16
+    """Turns of an episode, at most."""
+    max_episode_tokens: int = 4096
+    """Sampled tokens of all turns of an episode, at most."""
+    history: str = "refuse"
+    """What becomes of an episode whose chat template rewrites its history, as templates that drop
+    earlier thoughts do: `refuse`, `split` into a sample for each turn, or `append` as sampled."""
     seed: int = 0
     num_validation: int = 256
     """Held-out tasks that are scored, at most."""
@@ -157,6 +164,9 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
         seed=config.seed,
         format_coef=config.format_coef,
         num_demonstrations=config.num_demonstrations,
+        max_turns=config.max_turns,
+        max_episode_tokens=config.max_episode_tokens,
+        history=config.history,
     )
     # A model that is not served is refused before a run is made.
     client.get_tokenizer(config.base_model)

@@ -16,7 +16,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import VALIDATION_SEED, group_experience, group_scores
 from tinsmith.recipes.experience import Experience, Scores, Source, SourceConfig
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
-from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult, RolloutConfig
+from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
 from tinsmith.rollouts.play_calls import Place
 from tinsmith.rollouts.records import Origin
 from tinsmith.sampling.sampler import Sampler
@@ -101,10 +101,7 @@ class ServedSource(Source):
         key: str,
         kept_as: tuple[str, int],
     ) -> GroupResult[EnvironmentTask]:
-        limits = RolloutConfig(
-            max_tokens_per_turn=self._config.max_tokens,
-            max_context_tokens=self._plan.max_context_tokens,
-        )
+        limits = self._config.rollout_config(self._plan.max_context_tokens)
         params = SamplingParams(temperature=temperature, seed=self._config.seed)
         result = self._client.environments.play(
             environment,

@@ -33,7 +33,8 @@ class TemplateRewritesHistoryError(RolloutError):
             f"the chat template rewrites its own history after turn {num_turns} (from character "
             f"{position} of the rendered text), so the turns of an episode are not one sequence. "
             "Set RolloutConfig(split_turns=True) to train one sample for each turn, or "
-            "append_only=True to keep the tokens as they were sampled and ignore the rewriting"
+            "append_only=True to keep the tokens as they were sampled and ignore the rewriting; in "
+            "a recipe, history=split or history=append"
         )
         self.num_turns = num_turns
         self.position = position
