@@ -444,8 +444,9 @@ class TrainingRunInfo:
     waiting_for: str
     """What it waits for, in words: to be created or moved or, in a list, its next operation."""
     activity: str = ""
-    """Of an active run in a list: `working`, `waiting`, `idle` while its session is open, `parked`
-    after that; else empty."""
+    """What goes on in an active run, in a list; else empty. `training`: an operation runs, or there
+    is none and the client that trains it is there. `waiting`: its next operation waits. `finished`:
+    its training is done, as `TrainingRun.finish` said. `idle`: its client has gone without that."""
     num_pending_operations: int = 0
     """Operations that wait or run, in a list."""
     replay_diverged: bool = False
@@ -461,6 +462,8 @@ class TrainingRunInfo:
     """Its own, which its samples, checkpoints and exports have too; that of the model if empty."""
     exactness: str = ""
     """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
+    finish_time: datetime.datetime | None = None
+    """When its training was done; None while it goes on."""
 
     @property
     def model_data(self) -> ModelData:

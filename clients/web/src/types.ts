@@ -21,7 +21,8 @@ export interface Run {
   worker?: string;
   source_checkpoint?: string;
   num_pending_operations?: number;
-  session_ended?: boolean;
+  activity?: string;
+  finish_time?: string;
   replay_diverged?: boolean;
   failure?: string;
   metrics?: Record<string, Metric>;

@@ -43,6 +43,7 @@ from tinsmith_scheduler.runs.run_retention import RunRetention
 from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions
 from tinsmith_scheduler.runs.sessions import Sessions
+from tinsmith_scheduler.runs.training_ends import TrainingEnds
 from tinsmith_scheduler.store.job_reports import JobReports
 from tinsmith_scheduler.store.tables import STORE
 from tinsmith_scheduler.usage.usage import Usage
@@ -274,6 +275,7 @@ class SchedulerPod(Pod):
                 trainers=self._trainers,
                 wall_clock=self._wall_clock,
             ),
+            TrainingEnds(database, wall_clock=self._wall_clock),
             self._creations,
             self._moves,
             workers,

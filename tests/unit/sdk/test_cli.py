@@ -63,7 +63,7 @@ def test_runs_are_listed_as_a_table_and_as_json(
     heading, row = capsys.readouterr().out.splitlines()
     assert "BASE MODEL" in heading
     assert row.startswith("run-1 ")
-    assert row.split()[3:6] == ["7", "reward", "0.5"]
+    assert row.split()[2:5] == ["7", "reward", "0.5"]
     assert invoke("runs", "list", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["name"] == RUN
 

@@ -15,8 +15,9 @@ from tinsmith_trainer.execution.engine_calls import Answer, Computed
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork, Work
 
 
-def computed(work: Work, answer: Answer) -> Computed:
-    return Computed(cast(Any, SimpleNamespace(work=work)), answer, 0.1)
+def computed(work: Work, answer: Answer, number: int = 1) -> Computed:
+    operation = SimpleNamespace(work=work, sequence_number=number)
+    return Computed(cast(Any, operation), answer, 0.1)
 
 
 def part(metrics: Mapping[str, float], *, is_backward: bool = True) -> Computed:
@@ -26,9 +27,9 @@ def part(metrics: Mapping[str, float], *, is_backward: bool = True) -> Computed:
     return computed(work, BatchResult([], dict(metrics)))
 
 
-def step(version: int) -> Computed:
+def step(version: int, number: int = 1) -> Computed:
     work = OptimStepWork(AdamParams(learning_rate=0.5), None)
-    return computed(work, OptimStepResult(version, {"grad_norm": 2.0}))
+    return computed(work, OptimStepResult(version, {"grad_norm": 2.0}), number)
 
 
 def test_means_are_over_the_tokens_of_all_parts() -> None:
@@ -37,10 +38,11 @@ def test_means_are_over_the_tokens_of_all_parts() -> None:
     # What only looks is no part of the step.
     metrics.note("r", [part({"loss:sum": 9.0, "num_loss_tokens:sum": 1.0}, is_backward=False)])
     metrics.note(
-        "r", [part({"loss:sum": 3.0, "num_loss_tokens:sum": 1.0, "entropy:mean": 4.0}), step(8)]
+        "r",
+        [part({"loss:sum": 3.0, "num_loss_tokens:sum": 1.0, "entropy:mean": 4.0}), step(8, 21)],
     )
     (found,) = metrics.take(10)
-    assert (found.run, found.step) == ("r", 7)
+    assert (found.run, found.step, found.sequence_number) == ("r", 7, 21)
     assert found.metrics == pytest.approx(
         {
             "loss": 3.0,

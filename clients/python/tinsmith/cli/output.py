@@ -72,9 +72,11 @@ def fields_of(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def show_record(record: Any) -> None:
+def show_record(record: Any, *, leave_out: str = "") -> None:
     """Print the fields of one dataclass, a line each; a list of dataclasses takes a line each."""
     for field in dataclasses.fields(record):
+        if field.name == leave_out:
+            continue
         value = getattr(record, field.name)
         if isinstance(value, list):
             for entry in value:

@@ -36,7 +36,6 @@ _Name = Annotated[str, typer.Argument(help="Resource name or id of a run.")]
 _COLUMNS = {
     "name": "NAME",
     "state": "STATE",
-    "activity": "ACTIVITY",
     "step": "STEP",
     "last": "LAST",
     "updated": "UPDATED",
@@ -49,6 +48,9 @@ _COLUMNS = {
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
+_STATE_HELP = (
+    "Only those in this state: training, waiting, finished, idle, creating, moving or failed."
+)
 # The first one that a run has is shown.
 _TOLD_METRICS = ("reward", "loss", "trainer/loss")
 _CHECKPOINT_COLUMNS = {
@@ -72,7 +74,7 @@ class _ListedRun(TrainingRunInfo):
 
 @app.command("list")
 def list_runs(
-    state: Annotated[str, typer.Option(help="Only those in this state or activity.")] = "",
+    state: Annotated[str, typer.Option(help=_STATE_HELP)] = "",
     base_model: Annotated[str, typer.Option(help="Only those of this base model.")] = "",
     name_part: Annotated[str, typer.Option("--name", help="Only those with this in a name.")] = "",
     watch: Watch = False,
@@ -90,8 +92,9 @@ def list_runs(
     with connect("tinsmith runs list") as client:
         for _ in repeated(watch):
             metrics = _metrics(client)
-            rows = [_listed(run, metrics) for run in _list(client) if is_wanted(run)]
-            show_list(rows, _COLUMNS, as_json=as_json)
+            runs = [run for run in _list(client) if is_wanted(run)]
+            told = runs if as_json else [_in_one_word(run) for run in runs]
+            show_list([_listed(run, metrics) for run in told], _COLUMNS, as_json=as_json)
 
 
 @app.command("show")
@@ -107,7 +110,7 @@ def show_run(name: _Name, as_json: AsJson = False) -> None:
     if as_json:
         show_json({**dataclasses.asdict(run), "checkpoints": checkpoints})
         return
-    show_record(run)
+    show_record(_in_one_word(run), leave_out="activity")
     if checkpoints:
         print("\ncheckpoints:")
         show_list(checkpoints, _CHECKPOINT_COLUMNS, as_json=False)
@@ -133,6 +136,11 @@ def _listed(run: TrainingRunInfo, metrics: Mapping[tuple[str, str], LastMetric])
         last=f"{name} {metric.value:.4g}",
         updated=metric.update_time,
     )
+
+
+def _in_one_word(run: TrainingRunInfo) -> TrainingRunInfo:
+    """Return a run for people: its state is what goes on in it, where it takes operations."""
+    return dataclasses.replace(run, state=run.activity or run.state)
 
 
 def _list(client: Client) -> list[TrainingRunInfo]:

@@ -129,7 +129,7 @@ def fit(
             log.note_scores(progress.last_step, after.metrics)
             losses = [row[curve.metric] for row in log.rows]
             summary = Summary(progress.run.name, checkpoint, before, after, losses)
-            experiment.finish(asdict(summary))
+            progress.finish(asdict(summary), log.say)
             log.say_end(_describe(summary), summary.run, summary.checkpoint)
     return summary
 

@@ -29,7 +29,12 @@ from tinsmith.recipes.experience import (
 )
 from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import RunConfig
-from tinsmith.recipes.experiment.resume import ResumableRun, save_named, unique_name
+from tinsmith.recipes.experiment.resume import (
+    ResumableRun,
+    continue_from,
+    save_named,
+    unique_name,
+)
 from tinsmith.recipes.game_source import GameSource, GameSourceConfig, LearnedGame
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
@@ -232,9 +237,7 @@ class MatchSource(Source):
         runs = []
         for policy in self._policies[1:]:
             saved = kept["partners"][policy.name]
-            run = policy.client.runs.get(saved["run"])
-            run.load_state_with_optimizer(saved["checkpoint"]).result()
-            runs.append(run)
+            runs.append(continue_from(policy.client, saved["run"], saved["checkpoint"]))
         return runs
 
     def _experience(

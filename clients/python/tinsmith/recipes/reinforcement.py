@@ -178,8 +178,10 @@ def learn(
                     _runs(progress, source), checkpoints, before, warm, after, strict=True
                 )
             ]
-            experiment.finish(
-                {**asdict(summaries[0]), "partners": [asdict(each) for each in summaries[1:]]}
+            progress.finish(
+                {**asdict(summaries[0]), "partners": [asdict(each) for each in summaries[1:]]},
+                log.say,
+                *source.partners,
             )
             lines = [*_describe(summaries), *source.results]
             log.say_end(lines, summaries[0].run, summaries[0].checkpoint)

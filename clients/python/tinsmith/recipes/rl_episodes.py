@@ -166,7 +166,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
             after = _score(config, groups, tasks, kept, config.num_steps)
             _note_scores(log, config.num_steps, after)
             summary = _summarize(progress.run, checkpoint, before, after)
-            experiment.finish(asdict(summary))
+            progress.finish(asdict(summary), log.say)
             log.say_end([_describe_scores(summary)], summary.run, summary.checkpoint)
     return summary
 

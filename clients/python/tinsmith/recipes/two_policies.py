@@ -21,7 +21,12 @@ from tinsmith.recipes.experience import Experience, Scores, Source
 from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
-from tinsmith.recipes.experiment.resume import ResumableRun, save_named, unique_name
+from tinsmith.recipes.experiment.resume import (
+    ResumableRun,
+    continue_from,
+    save_named,
+    unique_name,
+)
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.game_source import GameSource, GameSourceConfig
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
@@ -212,9 +217,7 @@ class _TwoPolicies(Source):
         kept = self._states.read(first_step)
         for baselines, state in zip(self._baselines, kept["baselines"], strict=True):
             baselines.restore(state)
-        run = self._client.runs.get(kept["run"])
-        run.load_state_with_optimizer(kept["checkpoint"]).result()
-        return run
+        return continue_from(self._client, kept["run"], kept["checkpoint"])
 
     def _game_source(
         self, config: Config, run: TrainingRun, baselines: RoleBaselines, agent: str

@@ -230,7 +230,7 @@ def decode_last_metric(message: run_metrics_pb2.RunMetric) -> t.LastMetric:
     )
 
 
-def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.TrainingRunInfo:
+def decode_run(message: scheduler_pb2.TrainingRun) -> t.TrainingRunInfo:
     """Return what the scheduler knows of a run; a list says what goes on in it, too."""
     is_full = message.adapter.WhichOneof("kind") == "full"
     return t.TrainingRunInfo(
@@ -246,21 +246,24 @@ def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -
         create_time=_decode_time(message),
         worker=message.worker,
         waiting_for=message.waiting_for,
-        activity=_activity_of(message) if is_listed else "",
+        activity=_decode_activity(message),
         num_pending_operations=message.num_pending_operations,
         replay_diverged=message.replay_diverged,
         source_run=message.source_run,
         source_step=message.source_step,
         history_retention_seconds=decode_duration(message.history_retention),
+        finish_time=(
+            message.finish_time.ToDatetime(datetime.UTC)
+            if message.HasField("finish_time")
+            else None
+        ),
     )
 
 
-def _activity_of(message: scheduler_pb2.TrainingRun) -> str:
-    if message.state != scheduler_pb2.TrainingRun.STATE_ACTIVE:
+def _decode_activity(message: scheduler_pb2.TrainingRun) -> str:
+    if message.activity == scheduler_pb2.TrainingRun.ACTIVITY_UNSPECIFIED:
         return ""
-    if message.num_pending_operations:
-        return "waiting" if message.waiting_for else "working"
-    return "parked" if message.session_ended else "idle"
+    return _enum_word(scheduler_pb2.TrainingRun.Activity.Name(message.activity), "ACTIVITY_")
 
 
 def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:

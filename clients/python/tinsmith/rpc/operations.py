@@ -107,8 +107,8 @@ class _Submitted:
 class OperationStream:
     """Submits the operations of one run and delivers their results.
 
-    `submit`, `resume` and `look_up` may be called from any thread; all else runs in the background
-    loop.
+    `submit`, `resume`, `look_up` and `last_number` may be used from any thread; all else runs in
+    the background loop.
 
     Args:
         background: The client's loop.
@@ -175,8 +175,7 @@ class OperationStream:
                 reason="BATCH_TOO_LARGE",
             )
         with self._lock:
-            last = self._submitted[-1].number if self._submitted else self._next_unstarted - 1
-            number = last + 1
+            number = self._last_number() + 1
             request.sequence_number = number
             if isinstance(request, trainer_pb2.OptimStepRequest):
                 request.observed_sequence_number = self._advance_observed_mark()
@@ -188,6 +187,15 @@ class OperationStream:
             self._submitted.append(_Submitted(number, pending, call, request))
         self._background.post(self._start_submitted)
         return future
+
+    @property
+    def last_number(self) -> int:
+        """Number of the operation that was submitted last, by whatever client; 0 if none was."""
+        with self._lock:
+            return self._last_number()
+
+    def _last_number(self) -> int:
+        return self._submitted[-1].number if self._submitted else self._next_unstarted - 1
 
     def resume(self, number: int, kind: str, decode: Callable[[Any], T]) -> OperationFuture[T]:
         """Return the future of an operation that an earlier client sent and that has not ended.

@@ -54,7 +54,7 @@ class TrainingRunListCalls:
         Example:
             >>> names = [run.name for run in client.runs.list()]
         """
-        return [codec.decode_run(message, is_listed=True) for message in await all_runs(self._core)]
+        return [codec.decode_run(message) for message in await all_runs(self._core)]
 
     @call
     async def _get(self, name: str | TrainingRunInfo) -> TrainingRun:

@@ -365,6 +365,52 @@ class TrainingRunCalls(Ready):
         return self._load(path, include_optimizer=True)
 
     @call
+    async def _finish(self) -> None:
+        """Say that the training is done: from now on lists show the run as `finished`.
+
+        Nothing else changes: the run takes operations and can be sampled as before. Another
+        optimizer step undoes it, as `reopen` does. Operations that are still under way belong to
+        the training. Repeating it changes nothing.
+
+        Raises:
+            NotFoundError: If the run was deleted.
+            UnimplementedError: If the server is of an earlier release.
+
+        Example:
+            >>> run.save_state("final").result()
+            >>> run.finish()
+        """
+        request = scheduler_pb2.FinishTrainingRunRequest(
+            run=self.name, sequence_number=self._stream.last_number
+        )
+        await self._core.transport.call(
+            self._core.scheduler, lambda c: c.scheduler.FinishTrainingRun, request
+        )
+
+    @call
+    async def _reopen(self) -> None:
+        """Say that the training goes on here: lists show the run as `training`.
+
+        For a loop that continues a run by name. `finish` is undone at once, not only by the next
+        step. The run then also counts as `training` between its operations, for as long as this
+        client lives. Repeating it changes nothing.
+
+        Raises:
+            NotFoundError: If the run was deleted.
+            UnimplementedError: If the server is of an earlier release.
+
+        Example:
+            >>> run = client.runs.get("run-1")
+            >>> run.reopen()
+        """
+        request = scheduler_pb2.ReopenTrainingRunRequest(
+            run=self.name, session=self._core.session.name
+        )
+        await self._core.transport.call(
+            self._core.scheduler, lambda c: c.scheduler.ReopenTrainingRun, request
+        )
+
+    @call
     async def _sampler(self, *, max_staleness: int = 0) -> Sampler:
         """Return a sampler of the live weights.
 

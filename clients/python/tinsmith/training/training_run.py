@@ -89,6 +89,48 @@ class TrainingRun(TrainingRunCalls):
         """Submit as `load_state_with_optimizer` does; await the future for the result."""
         return self.load_state_with_optimizer(path)
 
+    def finish(self) -> None:
+        """Say that the training is done: from now on lists show the run as `finished`.
+
+        Nothing else changes: the run takes operations and can be sampled as before. Another
+        optimizer step undoes it, as `reopen` does. Operations that are still under way belong to
+        the training. Repeating it changes nothing.
+
+        Raises:
+            NotFoundError: If the run was deleted.
+            UnimplementedError: If the server is of an earlier release.
+
+        Example:
+            >>> run.save_state("final").result()
+            >>> run.finish()
+        """
+        self._core.background.call(self._finish())
+
+    async def finish_async(self) -> None:
+        """Do as `finish`, without blocking."""
+        await self._core.background.acall(self._finish())
+
+    def reopen(self) -> None:
+        """Say that the training goes on here: lists show the run as `training`.
+
+        For a loop that continues a run by name. `finish` is undone at once, not only by the next
+        step. The run then also counts as `training` between its operations, for as long as this
+        client lives. Repeating it changes nothing.
+
+        Raises:
+            NotFoundError: If the run was deleted.
+            UnimplementedError: If the server is of an earlier release.
+
+        Example:
+            >>> run = client.runs.get("run-1")
+            >>> run.reopen()
+        """
+        self._core.background.call(self._reopen())
+
+    async def reopen_async(self) -> None:
+        """Do as `reopen`, without blocking."""
+        await self._core.background.acall(self._reopen())
+
     def sampler(self, *, max_staleness: int = 0) -> Sampler:
         """Return a sampler of the live weights.
 

@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtinsmith/v1/run_metrics.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc8\x01\n\x0cMetricRecord\x12\x12\n\x04step\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32&.tinsmith.v1.MetricRecord.MetricsEntryB\x04\xe2\x41\x01\x02\x12\x35\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"^\n\x17RecordRunMetricsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x07records\x18\x02 \x03(\x0b\x32\x19.tinsmith.v1.MetricRecordB\x04\xe2\x41\x01\x02\",\n\x18RecordRunMetricsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"\xd6\x01\n\x16QueryRunMetricsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05names\x18\x02 \x03(\tB\x04\xe2\x41\x01\x01\x12\x16\n\x08min_step\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x1b\n\x08max_step\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x18\n\nmax_points\x18\x05 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x1a\n\x0c\x62ucket_steps\x18\x06 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x1c\n\x0e\x61\x66ter_revision\x18\x07 \x01(\x03\x42\x04\xe2\x41\x01\x01\x42\x0b\n\t_max_step\"k\n\x17QueryRunMetricsResponse\x12(\n\x06\x63urves\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.MetricCurve\x12\x14\n\x0c\x62ucket_steps\x18\x02 \x01(\x03\x12\x10\n\x08revision\x18\x03 \x01(\x03\"h\n\x0bMetricCurve\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x03(\x03\x12\r\n\x05means\x18\x03 \x03(\x01\x12\x0e\n\x06minima\x18\x04 \x03(\x01\x12\x0e\n\x06maxima\x18\x05 \x03(\x01\x12\r\n\x05times\x18\x06 \x03(\x01\"\x8c\x01\n\x15ListRunMetricsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x13\n\x05names\x18\x04 \x03(\tB\x04\xe2\x41\x01\x01\x12\x15\n\x07run_ids\x18\x05 \x03(\tB\x04\xe2\x41\x01\x01\"Z\n\x16ListRunMetricsResponse\x12\'\n\x07metrics\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunMetric\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x92\x01\n\tRunMetric\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nnum_points\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x12\n\nlast_value\x18\x05 \x01(\x01\x12/\n\x0bupdate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xad\x02\n\x11RunMetricsService\x12_\n\x10RecordRunMetrics\x12$.tinsmith.v1.RecordRunMetricsRequest\x1a%.tinsmith.v1.RecordRunMetricsResponse\x12\\\n\x0fQueryRunMetrics\x12#.tinsmith.v1.QueryRunMetricsRequest\x1a$.tinsmith.v1.QueryRunMetricsResponse\x12Y\n\x0eListRunMetrics\x12\".tinsmith.v1.ListRunMetricsRequest\x1a#.tinsmith.v1.ListRunMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtinsmith/v1/run_metrics.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x01\n\x0cMetricRecord\x12\x12\n\x04step\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32&.tinsmith.v1.MetricRecord.MetricsEntryB\x04\xe2\x41\x01\x02\x12\x35\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x01\x12\x1d\n\x0fsequence_number\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"^\n\x17RecordRunMetricsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x07records\x18\x02 \x03(\x0b\x32\x19.tinsmith.v1.MetricRecordB\x04\xe2\x41\x01\x02\",\n\x18RecordRunMetricsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"\xd6\x01\n\x16QueryRunMetricsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05names\x18\x02 \x03(\tB\x04\xe2\x41\x01\x01\x12\x16\n\x08min_step\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x1b\n\x08max_step\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x18\n\nmax_points\x18\x05 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x1a\n\x0c\x62ucket_steps\x18\x06 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x1c\n\x0e\x61\x66ter_revision\x18\x07 \x01(\x03\x42\x04\xe2\x41\x01\x01\x42\x0b\n\t_max_step\"k\n\x17QueryRunMetricsResponse\x12(\n\x06\x63urves\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.MetricCurve\x12\x14\n\x0c\x62ucket_steps\x18\x02 \x01(\x03\x12\x10\n\x08revision\x18\x03 \x01(\x03\"h\n\x0bMetricCurve\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x03(\x03\x12\r\n\x05means\x18\x03 \x03(\x01\x12\x0e\n\x06minima\x18\x04 \x03(\x01\x12\x0e\n\x06maxima\x18\x05 \x03(\x01\x12\r\n\x05times\x18\x06 \x03(\x01\"\x8c\x01\n\x15ListRunMetricsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x13\n\x05names\x18\x04 \x03(\tB\x04\xe2\x41\x01\x01\x12\x15\n\x07run_ids\x18\x05 \x03(\tB\x04\xe2\x41\x01\x01\"Z\n\x16ListRunMetricsResponse\x12\'\n\x07metrics\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunMetric\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x92\x01\n\tRunMetric\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nnum_points\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x12\n\nlast_value\x18\x05 \x01(\x01\x12/\n\x0bupdate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xad\x02\n\x11RunMetricsService\x12_\n\x10RecordRunMetrics\x12$.tinsmith.v1.RecordRunMetricsRequest\x1a%.tinsmith.v1.RecordRunMetricsResponse\x12\\\n\x0fQueryRunMetrics\x12#.tinsmith.v1.QueryRunMetricsRequest\x1a$.tinsmith.v1.QueryRunMetricsResponse\x12Y\n\x0eListRunMetrics\x12\".tinsmith.v1.ListRunMetricsRequest\x1a#.tinsmith.v1.ListRunMetricsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICRECORD'].fields_by_name['metrics']._serialized_options = b'\342A\001\002'
   _globals['_METRICRECORD'].fields_by_name['record_time']._loaded_options = None
   _globals['_METRICRECORD'].fields_by_name['record_time']._serialized_options = b'\342A\001\001'
+  _globals['_METRICRECORD'].fields_by_name['sequence_number']._loaded_options = None
+  _globals['_METRICRECORD'].fields_by_name['sequence_number']._serialized_options = b'\342A\001\001'
   _globals['_RECORDRUNMETRICSREQUEST'].fields_by_name['run']._loaded_options = None
   _globals['_RECORDRUNMETRICSREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
   _globals['_RECORDRUNMETRICSREQUEST'].fields_by_name['records']._loaded_options = None
@@ -70,25 +72,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTRUNMETRICSREQUEST'].fields_by_name['run_ids']._loaded_options = None
   _globals['_LISTRUNMETRICSREQUEST'].fields_by_name['run_ids']._serialized_options = b'\342A\001\001'
   _globals['_METRICRECORD']._serialized_start=113
-  _globals['_METRICRECORD']._serialized_end=313
-  _globals['_METRICRECORD_METRICSENTRY']._serialized_start=267
-  _globals['_METRICRECORD_METRICSENTRY']._serialized_end=313
-  _globals['_RECORDRUNMETRICSREQUEST']._serialized_start=315
-  _globals['_RECORDRUNMETRICSREQUEST']._serialized_end=409
-  _globals['_RECORDRUNMETRICSRESPONSE']._serialized_start=411
-  _globals['_RECORDRUNMETRICSRESPONSE']._serialized_end=455
-  _globals['_QUERYRUNMETRICSREQUEST']._serialized_start=458
-  _globals['_QUERYRUNMETRICSREQUEST']._serialized_end=672
-  _globals['_QUERYRUNMETRICSRESPONSE']._serialized_start=674
-  _globals['_QUERYRUNMETRICSRESPONSE']._serialized_end=781
-  _globals['_METRICCURVE']._serialized_start=783
-  _globals['_METRICCURVE']._serialized_end=887
-  _globals['_LISTRUNMETRICSREQUEST']._serialized_start=890
-  _globals['_LISTRUNMETRICSREQUEST']._serialized_end=1030
-  _globals['_LISTRUNMETRICSRESPONSE']._serialized_start=1032
-  _globals['_LISTRUNMETRICSRESPONSE']._serialized_end=1122
-  _globals['_RUNMETRIC']._serialized_start=1125
-  _globals['_RUNMETRIC']._serialized_end=1271
-  _globals['_RUNMETRICSSERVICE']._serialized_start=1274
-  _globals['_RUNMETRICSSERVICE']._serialized_end=1575
+  _globals['_METRICRECORD']._serialized_end=344
+  _globals['_METRICRECORD_METRICSENTRY']._serialized_start=298
+  _globals['_METRICRECORD_METRICSENTRY']._serialized_end=344
+  _globals['_RECORDRUNMETRICSREQUEST']._serialized_start=346
+  _globals['_RECORDRUNMETRICSREQUEST']._serialized_end=440
+  _globals['_RECORDRUNMETRICSRESPONSE']._serialized_start=442
+  _globals['_RECORDRUNMETRICSRESPONSE']._serialized_end=486
+  _globals['_QUERYRUNMETRICSREQUEST']._serialized_start=489
+  _globals['_QUERYRUNMETRICSREQUEST']._serialized_end=703
+  _globals['_QUERYRUNMETRICSRESPONSE']._serialized_start=705
+  _globals['_QUERYRUNMETRICSRESPONSE']._serialized_end=812
+  _globals['_METRICCURVE']._serialized_start=814
+  _globals['_METRICCURVE']._serialized_end=918
+  _globals['_LISTRUNMETRICSREQUEST']._serialized_start=921
+  _globals['_LISTRUNMETRICSREQUEST']._serialized_end=1061
+  _globals['_LISTRUNMETRICSRESPONSE']._serialized_start=1063
+  _globals['_LISTRUNMETRICSRESPONSE']._serialized_end=1153
+  _globals['_RUNMETRIC']._serialized_start=1156
+  _globals['_RUNMETRIC']._serialized_end=1302
+  _globals['_RUNMETRICSSERVICE']._serialized_start=1305
+  _globals['_RUNMETRICSSERVICE']._serialized_end=1606
 # @@protoc_insertion_point(module_scope)

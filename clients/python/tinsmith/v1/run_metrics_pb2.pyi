@@ -48,8 +48,13 @@ class MetricRecord(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     RECORD_TIME_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Gives the step, from 0."""
+    sequence_number: _builtins.int
+    """Gives the number of the optimizer step among the operations of the run; of trainers alone. A run
+    that was finished before it is finished no more.
+    """
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Holds the values by name: 1 to 128 printable ASCII characters. A value may be infinite or no
@@ -66,10 +71,11 @@ class MetricRecord(_message.Message):
         step: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         record_time: _timestamp_pb2.Timestamp | None = ...,
+        sequence_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["record_time", b"record_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "record_time", b"record_time", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "record_time", b"record_time", "sequence_number", b"sequence_number", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -941,6 +941,45 @@ class TrainingRun(_message.Message):
     STATE_MOVING: TrainingRun.State.ValueType  # 5
     """Its trainer is gone and another one takes it over; its operations wait."""
 
+    class _Activity:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[TrainingRun._Activity.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ACTIVITY_UNSPECIFIED: TrainingRun._Activity.ValueType  # 0
+        """Nothing is said: the run is in another state, or it was not read from a list."""
+        ACTIVITY_TRAINING: TrainingRun._Activity.ValueType  # 1
+        """The next of its operations runs; or it has none, is not finished, and a session lives that
+        created or reopened it.
+        """
+        ACTIVITY_WAITING: TrainingRun._Activity.ValueType  # 2
+        """The next of its operations waits; `waiting_for` says for what."""
+        ACTIVITY_FINISHED: TrainingRun._Activity.ValueType  # 3
+        """It has no operations. Its training is done, as `FinishTrainingRun` said, and no optimizer step
+        was made since.
+        """
+        ACTIVITY_IDLE: TrainingRun._Activity.ValueType  # 4
+        """It has no operations and is not finished, and its sessions are over: its client has gone."""
+
+    class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper):
+        """Says what goes on in a run that takes operations."""
+
+    ACTIVITY_UNSPECIFIED: TrainingRun.Activity.ValueType  # 0
+    """Nothing is said: the run is in another state, or it was not read from a list."""
+    ACTIVITY_TRAINING: TrainingRun.Activity.ValueType  # 1
+    """The next of its operations runs; or it has none, is not finished, and a session lives that
+    created or reopened it.
+    """
+    ACTIVITY_WAITING: TrainingRun.Activity.ValueType  # 2
+    """The next of its operations waits; `waiting_for` says for what."""
+    ACTIVITY_FINISHED: TrainingRun.Activity.ValueType  # 3
+    """It has no operations. Its training is done, as `FinishTrainingRun` said, and no optimizer step
+    was made since.
+    """
+    ACTIVITY_IDLE: TrainingRun.Activity.ValueType  # 4
+    """It has no operations and is not finished, and its sessions are over: its client has gone."""
+
     @_typing.final
     class LabelsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
@@ -982,6 +1021,8 @@ class TrainingRun(_message.Message):
     SOURCE_STEP_FIELD_NUMBER: _builtins.int
     RERUN_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     HISTORY_RETENTION_FIELD_NUMBER: _builtins.int
+    FINISH_TIME_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -1024,6 +1065,8 @@ class TrainingRun(_message.Message):
     """Gives the step of the source run that it was forked at."""
     rerun_sequence_number: _builtins.int
     """Gives the first operation that the fork executes anew; 0 if it does not rerun a step."""
+    activity: Global___TrainingRun.Activity.ValueType
+    """Says in a list what goes on in it, as far as its trainer answers in time."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -1041,6 +1084,10 @@ class TrainingRun(_message.Message):
         """Says how long requests, results and older snapshots are kept after an operation ended, so that
         each step of that time can be forked and played again.
         """
+
+    @_builtins.property
+    def finish_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when its training was done; unset while it goes on."""
 
     def __init__(
         self,
@@ -1066,10 +1113,12 @@ class TrainingRun(_message.Message):
         source_step: _builtins.int = ...,
         rerun_sequence_number: _builtins.int = ...,
         history_retention: _duration_pb2.Duration | None = ...,
+        finish_time: _timestamp_pb2.Timestamp | None = ...,
+        activity: Global___TrainingRun.Activity.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time", "history_retention", b"history_retention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time", "finish_time", b"finish_time", "history_retention", b"history_retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "history_retention", b"history_retention", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "rerun_sequence_number", b"rerun_sequence_number", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "source_run", b"source_run", "source_step", b"source_step", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "finish_time", b"finish_time", "history_retention", b"history_retention", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "rerun_sequence_number", b"rerun_sequence_number", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "source_run", b"source_run", "source_step", b"source_step", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1132,6 +1181,62 @@ class UpdateTrainingRunRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateTrainingRunRequest: _TypeAlias = UpdateTrainingRunRequest  # noqa: Y015
+
+@_typing.final
+class FinishTrainingRunRequest(_message.Message):
+    """Says that the training of a run is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run."""
+    sequence_number: _builtins.int
+    """Gives the number of the last operation of the training, 0 if it had none. The run is not finished
+    any more once an optimizer step of a higher number is made.
+    """
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        sequence_number: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence_number", b"_sequence_number", "sequence_number", b"sequence_number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence_number", b"_sequence_number", "run", b"run", "sequence_number", b"sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sequence_number: _TypeAlias = _typing.Literal["sequence_number"]  # noqa: Y015
+    _WhichOneofArgType__sequence_number: _TypeAlias = _typing.Literal["_sequence_number", b"_sequence_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_number) -> _WhichOneofReturnType__sequence_number | None: ...
+
+Global___FinishTrainingRunRequest: _TypeAlias = FinishTrainingRunRequest  # noqa: Y015
+
+@_typing.final
+class ReopenTrainingRunRequest(_message.Message):
+    """Says that the training of a run goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run."""
+    session: _builtins.str
+    """Names the session of the client that trains it."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReopenTrainingRunRequest: _TypeAlias = ReopenTrainingRunRequest  # noqa: Y015
 
 @_typing.final
 class LocateCheckpointRequest(_message.Message):

@@ -116,6 +116,16 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
                 _registered_method=True)
+        self.FinishTrainingRun = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/FinishTrainingRun',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.FinishTrainingRunRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
+                _registered_method=True)
+        self.ReopenTrainingRun = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/ReopenTrainingRun',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ReopenTrainingRunRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
+                _registered_method=True)
         self.DeleteTrainingRun = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/DeleteTrainingRun',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeleteTrainingRunRequest.SerializeToString,
@@ -320,7 +330,7 @@ class SchedulerServiceServicer:
         state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
-        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the source run is not active, or is of another
         pool than the session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
@@ -379,8 +389,39 @@ class SchedulerServiceServicer:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
         too short or too long.
-        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishTrainingRun(self, request, context):
+        """Says that the training of a run is done. Repeating it changes nothing.
+
+        The run stays what it was: it takes operations, and can be sampled. It is finished until another
+        optimizer step is made, or `ReopenTrainingRun` is called.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the sequence number is missing or negative.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReopenTrainingRun(self, request, context):
+        """Says that the training of a run goes on, in a session. Repeating it changes nothing.
+
+        What `FinishTrainingRun` said is taken back. While the session lives, lists show that the run
+        trains, also between its operations.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`, `SESSION_NOT_FOUND`): the caller's project has no run or no
+        session of this name.
+        * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session is over.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -584,6 +625,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
             'UpdateTrainingRun': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateTrainingRun,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.SerializeToString,
+            ),
+            'FinishTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishTrainingRun,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.FinishTrainingRunRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.SerializeToString,
+            ),
+            'ReopenTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReopenTrainingRun,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ReopenTrainingRunRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.SerializeToString,
             ),
             'DeleteTrainingRun': grpc.unary_unary_rpc_method_handler(
@@ -1052,6 +1103,60 @@ class SchedulerService:
             target,
             '/tinsmith.v1.SchedulerService/UpdateTrainingRun',
             tinsmith_dot_v1_dot_scheduler__pb2.UpdateTrainingRunRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/FinishTrainingRun',
+            tinsmith_dot_v1_dot_scheduler__pb2.FinishTrainingRunRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReopenTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/ReopenTrainingRun',
+            tinsmith_dot_v1_dot_scheduler__pb2.ReopenTrainingRunRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
             options,
             channel_credentials,

@@ -138,7 +138,7 @@ class SchedulerServiceStub:
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
-    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the source run is not active, or is of another
       pool than the session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
@@ -181,8 +181,31 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
       too short or too long.
-    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
+    """
+    FinishTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.FinishTrainingRunRequest, _scheduler_pb2.TrainingRun]
+    """Says that the training of a run is done. Repeating it changes nothing.
+
+    The run stays what it was: it takes operations, and can be sampled. It is finished until another
+    optimizer step is made, or `ReopenTrainingRun` is called.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the sequence number is missing or negative.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
+    """
+    ReopenTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReopenTrainingRunRequest, _scheduler_pb2.TrainingRun]
+    """Says that the training of a run goes on, in a session. Repeating it changes nothing.
+
+    What `FinishTrainingRun` said is taken back. While the session lives, lists show that the run
+    trains, also between its operations.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`, `SESSION_NOT_FOUND`): the caller's project has no run or no
+      session of this name.
+    * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session is over.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
     """
     DeleteTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -372,7 +395,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
-    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the source run is not active, or is of another
       pool than the session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
@@ -415,8 +438,31 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
       too short or too long.
-    * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
+    """
+    FinishTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.FinishTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
+    """Says that the training of a run is done. Repeating it changes nothing.
+
+    The run stays what it was: it takes operations, and can be sampled. It is finished until another
+    optimizer step is made, or `ReopenTrainingRun` is called.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the sequence number is missing or negative.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
+    """
+    ReopenTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReopenTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
+    """Says that the training of a run goes on, in a session. Repeating it changes nothing.
+
+    What `FinishTrainingRun` said is taken back. While the session lives, lists show that the run
+    trains, also between its operations.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`, `SESSION_NOT_FOUND`): the caller's project has no run or no
+      session of this name.
+    * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session is over.
+    * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
     """
     DeleteTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -669,7 +715,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
           state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no source run of this name.
-        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the source run is not active, or is of another
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the source run is not active, or is of another
           pool than the session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
@@ -736,8 +782,43 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, or the time is
           too short or too long.
-        * `FAILED_PRECONDITION` (`FAILED_PRECONDITION`): the run is being created, or failed.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no trainer of the run could be reached; send it again.
+        """
+
+    @_abc_1.abstractmethod
+    def FinishTrainingRun(
+        self,
+        request: _scheduler_pb2.FinishTrainingRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.TrainingRun, _abc.Awaitable[_scheduler_pb2.TrainingRun]]:
+        """Says that the training of a run is done. Repeating it changes nothing.
+
+        The run stays what it was: it takes operations, and can be sampled. It is finished until another
+        optimizer step is made, or `ReopenTrainingRun` is called.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the sequence number is missing or negative.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
+        """
+
+    @_abc_1.abstractmethod
+    def ReopenTrainingRun(
+        self,
+        request: _scheduler_pb2.ReopenTrainingRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.TrainingRun, _abc.Awaitable[_scheduler_pb2.TrainingRun]]:
+        """Says that the training of a run goes on, in a session. Repeating it changes nothing.
+
+        What `FinishTrainingRun` said is taken back. While the session lives, lists show that the run
+        trains, also between its operations.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`, `SESSION_NOT_FOUND`): the caller's project has no run or no
+          session of this name.
+        * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session is over.
+        * `FAILED_PRECONDITION` (`WRONG_STATE`): the run is being created, or failed.
         """
 
     @_abc_1.abstractmethod

@@ -48,6 +48,8 @@ export function RunView({ id }: { id: string }) {
 
   const live = lists.value.runs?.training_runs?.find((run) => short(run.name) === id);
   const run = found && { ...found, ...live };
+  // The list may say that a run is finished no more, by leaving the time out.
+  const finished = (live ?? found)?.finish_time;
   // No trainer can be asked about a run that was never placed. What was saved meanwhile shows in
   // the list over all runs, which holds its newest part alone.
   const isPlaced = run !== null && !UNPLACED.has(run.state ?? "");
@@ -95,6 +97,7 @@ export function RunView({ id }: { id: string }) {
           ["Model", run.base_model],
           ["Trains", lora ? `LoRA, rank ${lora.rank}` : "all weights"],
           ["Created", <Age time={run.create_time} />],
+          ["Finished", finished && <Age time={finished} />],
           ["Trainer", run.worker?.replace("workers/", "")],
           ["Waits for", run.waiting_for && <Prose text={run.waiting_for} />],
           ["Began from", run.source_checkpoint && <Origin name={run.source_checkpoint} />],

@@ -21,11 +21,9 @@ export const axis = signal<Axis>("step");
 
 const older = signal<{ runs: Run[]; token: string | null }>({ runs: [], token: null });
 
+/** What goes on in a run; its state where that is not said, as of one that could not be placed. */
 export function stateOf(run: Run): string {
-  const state = word(run.state, "STATE_");
-  if (state !== "active") return state;
-  if (run.num_pending_operations) return run.waiting_for ? "queued" : "running";
-  return run.session_ended ? "parked" : "active";
+  return run.activity ? word(run.activity, "ACTIVITY_") : word(run.state, "STATE_");
 }
 
 function modelOf(run: Run): string {

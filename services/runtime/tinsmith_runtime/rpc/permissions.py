@@ -73,7 +73,8 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
             "GetCallerKey RevokeKey GetTrainingRun ListTrainingRuns",
             READ: "ListSessions",
             PLAY: "CreateSession HeartbeatSession FinishSession CreateSamplingSession",
-            USE: "ResumeSession CreateTrainingRun UpdateTrainingRun DeleteTrainingRun",
+            USE: "ResumeSession CreateTrainingRun UpdateTrainingRun FinishTrainingRun "
+            "ReopenTrainingRun DeleteTrainingRun",
             MANAGE: "CreateKey ListKeys ListAuditEvents",
             PODS: "VerifyKey RegisterWorker ListWorkers HeartbeatWorker DeregisterWorker",
         },

@@ -55,6 +55,7 @@ from tinsmith_scheduler.store.records import (
     PageRequest,
     ResumedRun,
     Run,
+    RunActivity,
     RunState,
     Session,
     SessionState,
@@ -83,6 +84,13 @@ _RUN_STATES = {
     RunState.MOVING: scheduler_pb2.TrainingRun.STATE_MOVING,
     RunState.FAILED: scheduler_pb2.TrainingRun.STATE_FAILED,
     RunState.DELETED: scheduler_pb2.TrainingRun.STATE_DELETED,
+}
+_ACTIVITIES = {
+    None: scheduler_pb2.TrainingRun.ACTIVITY_UNSPECIFIED,
+    RunActivity.TRAINING: scheduler_pb2.TrainingRun.ACTIVITY_TRAINING,
+    RunActivity.WAITING: scheduler_pb2.TrainingRun.ACTIVITY_WAITING,
+    RunActivity.FINISHED: scheduler_pb2.TrainingRun.ACTIVITY_FINISHED,
+    RunActivity.IDLE: scheduler_pb2.TrainingRun.ACTIVITY_IDLE,
 }
 _KEY_STATES = {
     KeyState.ACTIVE: scheduler_pb2.Key.STATE_ACTIVE,
@@ -141,6 +149,15 @@ def decode_run_update(
     if list(request.update_mask.paths) != ["history_retention"]:
         raise InvalidFieldError("update_mask", "must name history_retention, and nothing else")
     return decode_history_retention(request, max_s=max_history_s)
+
+
+def decode_last_operation(request: scheduler_pb2.FinishTrainingRunRequest) -> int:
+    """Return the number of the last operation of a training, 0 if it had none."""
+    if not request.HasField("sequence_number"):
+        raise InvalidFieldError("sequence_number", "is required; 0 if there was no operation")
+    if request.sequence_number < 0:
+        raise InvalidFieldError("sequence_number", "must not be negative")
+    return request.sequence_number
 
 
 def _decode_fork(request: scheduler_pb2.CreateTrainingRunRequest) -> Fork | None:
@@ -294,6 +311,7 @@ def encode_run(
         source_step=run.source_step,
         rerun_sequence_number=run.rerun_from,
         history_retention=encode_duration(run.history_s),
+        finish_time=None if run.finish_time_s is None else encode_time(run.finish_time_s),
     )
 
 
@@ -302,6 +320,7 @@ def encode_listed_run(
 ) -> scheduler_pb2.TrainingRun:
     """Add to the message of a run what a list says of it, and return it."""
     run.session_ended = listed.session_ended
+    run.activity = _ACTIVITIES[listed.activity]
     if listed.standing is not None:
         run.num_pending_operations = listed.standing.num_pending
         run.replay_diverged = listed.standing.has_diverged

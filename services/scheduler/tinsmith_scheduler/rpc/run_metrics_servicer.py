@@ -115,8 +115,14 @@ def _decode_records(
                 raise InvalidFieldError(
                     f"{field}.metrics", f"names beginning with {TRAINER_PREFIX} are the trainer's"
                 )
+        if record.sequence_number and not caller.is_pod:
+            raise InvalidFieldError(f"{field}.sequence_number", "is the trainer's to give")
+        if record.sequence_number < 0:
+            raise InvalidFieldError(f"{field}.sequence_number", "must not be negative")
         time_s = decode_time(record.record_time) if record.HasField("record_time") else None
-        records.append(StepRecord(record.step, dict(record.metrics), time_s))
+        records.append(
+            StepRecord(record.step, dict(record.metrics), time_s, record.sequence_number)
+        )
     return records
 
 

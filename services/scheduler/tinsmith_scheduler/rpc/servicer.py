@@ -38,6 +38,7 @@ from tinsmith_scheduler.runs.run_retention import RunRetention
 from tinsmith_scheduler.runs.runs import Runs, run_not_found
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.runs.sessions import Sessions, session_not_found
+from tinsmith_scheduler.runs.training_ends import TrainingEnds
 from tinsmith_scheduler.store.records import Key, Reach, Run, RunState, Session, Worker, WorkerRole
 from tinsmith_scheduler.workers.workers import Workers
 
@@ -56,6 +57,7 @@ class Domain:
     runs: Runs
     run_listing: RunListing
     retention: RunRetention
+    training_ends: TrainingEnds
     creations: Creations
     moves: Moves
     workers: Workers
@@ -250,6 +252,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self._encode_run(
             await self._domain.retention.change(name, history_retention_s, current_caller())
         )
+
+    async def FinishTrainingRun(
+        self, request: scheduler_pb2.FinishTrainingRunRequest, context: Context
+    ) -> scheduler_pb2.TrainingRun:
+        """Note that the training of a run is done."""
+        name = _own_run(request.run, "run")
+        number = codec.decode_last_operation(request)
+        run = await self._domain.training_ends.finish(name, number, current_caller())
+        return self._encode_run(run)
+
+    async def ReopenTrainingRun(
+        self, request: scheduler_pb2.ReopenTrainingRunRequest, context: Context
+    ) -> scheduler_pb2.TrainingRun:
+        """Note that the training of a run goes on."""
+        name = _own_run(request.run, "run")
+        session = _own_session(request.session, "session")
+        run = await self._domain.training_ends.reopen(name, session, current_caller())
+        return self._encode_run(run)
 
     async def DeleteTrainingRun(
         self, request: scheduler_pb2.DeleteTrainingRunRequest, context: Context
@@ -454,8 +474,8 @@ def _own_session(value: str, field: str) -> SessionName:
     return name
 
 
-def _own_run(value: str) -> RunName:
-    name = parse_name(RunName, value, "name")
+def _own_run(value: str, field: str = "name") -> RunName:
+    name = parse_name(RunName, value, field)
     current_caller().require_project(name.project, lambda: run_not_found(name))
     return name
 

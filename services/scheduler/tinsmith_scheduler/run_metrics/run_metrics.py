@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tinsmith.names import RunName
-from tinsmith_runtime.errors import RateLimitedError
+from tinsmith_runtime.errors import RateLimitedError, ResourceExhaustedError
 from tinsmith_runtime.rpc.requests import decode_key_token, encode_key_token
 from tinsmith_runtime.sql import Database
 from tinsmith_runtime.token_buckets import TokenBuckets
@@ -18,7 +18,7 @@ from tinsmith_scheduler.run_metrics.blocks import Points
 from tinsmith_scheduler.run_metrics.metric_store import CurveQuery, Curves, Metric, MetricLimits
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.runs import run_not_found
-from tinsmith_scheduler.store.records import PageRequest, RunState
+from tinsmith_scheduler.store.records import PageRequest, Run, RunState
 
 ALL_RUNS = "-"
 """In the place of a run's id: all runs of a project."""
@@ -32,11 +32,13 @@ class StepRecord:
         step: Which one.
         metrics: Values by name.
         time_s: When they were measured; None for now.
+        sequence_number: Of the optimizer step, if its trainer measured it; else 0.
     """
 
     step: int
     metrics: Mapping[str, float]
     time_s: float | None = None
+    sequence_number: int = 0
 
 
 class RunMetrics:
@@ -67,6 +69,8 @@ class RunMetrics:
     ) -> int:
         """Record what was measured, and return the revision of the run's metrics.
 
+        A run that was finished before one of the steps is finished no more.
+
         Args:
             run: Which run.
             records: Of two values for one step and name, the later wins.
@@ -80,12 +84,23 @@ class RunMetrics:
         if is_limited:
             self._take_points(run.project, sum(len(record.metrics) for record in records))
         points = _points_of(records, self._wall_clock())
+        newest_step = max((record.sequence_number for record in records), default=0)
+
+        def note_step(connection: sa.Connection) -> None:
+            found = _require(connection, run)
+            if found.finish_time_s is not None and newest_step:
+                run_store.note_step(connection, str(run), newest_step)
 
         def write(connection: sa.Connection) -> int:
-            _require(connection, run)
+            note_step(connection)
             return metric_store.record(connection, str(run), run.project, points, self._limits)
 
-        return await self._database.write(write)
+        try:
+            return await self._database.write(write)
+        except ResourceExhaustedError:
+            # A step was made, also where there is no room for what it measured.
+            await self._database.write(note_step)
+            raise
 
     def _take_points(self, project: str, number: int) -> None:
         wait_s = self._rate.take(project, number)
@@ -168,8 +183,9 @@ def _points_of(records: Sequence[StepRecord], now_s: float) -> dict[str, Points]
     }
 
 
-def _require(connection: sa.Connection, run: RunName) -> None:
-    """Raise `RunNotFoundError` unless a run exists and was not deleted."""
+def _require(connection: sa.Connection, run: RunName) -> Run:
+    """Return a run; raise `RunNotFoundError` unless it exists and was not deleted."""
     found = run_store.get_run(connection, str(run))
     if found is None or found.state is RunState.DELETED:
         raise run_not_found(run)
+    return found

@@ -1,4 +1,4 @@
-"""Runs as a list shows them: their trainer, their activity, and whether their session lives."""
+"""Runs as a list shows them: their trainer, their activity, and whether their sessions live."""
 
 from __future__ import annotations
 
@@ -43,11 +43,19 @@ class RunListing:
         }
         asked = [self._standings(address, project) for address in addresses if address]
         standings = {each.run: each for found in await asyncio.gather(*asked) for each in found}
-        names = {run.session for run in runs}
+        names = {name for run in runs for name in (run.session, run.reopened_in) if name}
         ended = await self._database.read(
             lambda connection: run_store.ended_sessions(connection, names)
         )
-        return [ListedRun(run, standings.get(run.name), run.session in ended) for run in runs]
+        return [
+            ListedRun(
+                run,
+                standings.get(run.name),
+                session_ended=run.session in ended,
+                is_reopened=bool(run.reopened_in) and run.reopened_in not in ended,
+            )
+            for run in runs
+        ]
 
     async def _standings(self, address: str, project: str) -> list[RunStanding]:
         try:

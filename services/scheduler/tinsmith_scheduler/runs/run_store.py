@@ -70,6 +70,37 @@ def set_history(connection: sa.Connection, name: str, history_retention_s: float
     )
 
 
+def finish_training(
+    connection: sa.Connection, name: str, sequence_number: int, now_s: float
+) -> None:
+    """Note that the training of a run is done, up to an operation."""
+    connection.execute(
+        sa.update(runs)
+        .where(runs.c.name == name)
+        .values(finish_time_s=now_s, finish_sequence_number=sequence_number)
+    )
+
+
+def reopen_training(connection: sa.Connection, name: str, session: str) -> None:
+    """Note that the training of a run goes on in a session."""
+    connection.execute(
+        sa.update(runs).where(runs.c.name == name).values(finish_time_s=None, reopened_in=session)
+    )
+
+
+def note_step(connection: sa.Connection, name: str, sequence_number: int) -> None:
+    """Note that an optimizer step was made: a training that was done before it goes on."""
+    connection.execute(
+        sa.update(runs)
+        .where(
+            runs.c.name == name,
+            runs.c.finish_time_s.is_not(None),
+            runs.c.finish_sequence_number < sequence_number,
+        )
+        .values(finish_time_s=None)
+    )
+
+
 def list_by_id(connection: sa.Connection, run_id: str) -> list[Run]:
     """Return the runs of an id, one for each project that has one, those left out that are gone."""
     prefix, suffix = str(RunName("|", run_id)).split("|")

@@ -151,6 +151,12 @@ class Run:
     """The first operation that it executes anew; 0 until its trainer said so, and for none."""
     history_retention_s: float = 0.0
     """How long its past is kept after an operation ended; 0 on a row older than this column."""
+    finish_time_s: float | None = None
+    """When its training was done; None while it goes on."""
+    finish_sequence_number: int = 0
+    """The last operation of a training that is done."""
+    reopened_in: str = ""
+    """The session in which its training went on; empty for that of its creation."""
 
     @property
     def history_s(self) -> float:
@@ -175,6 +181,15 @@ class RunStanding:
     has_diverged: bool
 
 
+class RunActivity(enum.Enum):
+    """What goes on in a run that takes operations."""
+
+    TRAINING = "training"
+    WAITING = "waiting"
+    FINISHED = "finished"
+    IDLE = "idle"
+
+
 @dataclass(frozen=True, slots=True)
 class ListedRun:
     """A run as a list shows it.
@@ -183,11 +198,29 @@ class ListedRun:
         run: What the scheduler knows.
         standing: What its trainer says; None if nothing is under way, or it did not answer.
         session_ended: Whether the session that created it is over.
+        is_reopened: Whether a session lives in which its training went on.
     """
 
     run: Run
     standing: RunStanding | None
     session_ended: bool
+    is_reopened: bool
+
+    @property
+    def activity(self) -> RunActivity | None:
+        """What goes on in it; None unless it is active.
+
+        Operations come first: they are there, whatever was said. Then comes what its client said,
+        and last whether there is a client.
+        """
+        if self.run.state is not RunState.ACTIVE:
+            return None
+        if self.standing is not None and self.standing.num_pending:
+            return RunActivity.WAITING if self.standing.waiting_for else RunActivity.TRAINING
+        if self.run.finish_time_s is not None:
+            return RunActivity.FINISHED
+        has_client = not self.session_ended or self.is_reopened
+        return RunActivity.TRAINING if has_client else RunActivity.IDLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.sql import Store
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
@@ -101,6 +101,13 @@ runs = sa.Table(
     sa.Column("rerun_from", sa.BigInteger, nullable=False, default=0, server_default="0"),
     # How long its past is kept after an operation ended; 0 is the default.
     sa.Column("history_retention_s", sa.Float, nullable=False, default=0.0, server_default="0"),
+    # When its training was done, as its client said, and the last operation of that.
+    sa.Column("finish_time_s", sa.Float),
+    sa.Column(
+        "finish_sequence_number", sa.BigInteger, nullable=False, default=0, server_default="0"
+    ),
+    # The session in which its training went on; empty for that of its creation.
+    sa.Column("reopened_in", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),

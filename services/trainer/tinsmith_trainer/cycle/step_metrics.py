@@ -29,11 +29,13 @@ class StepMeasurement:
         run: Which run.
         step: Version that the gradient was computed at.
         metrics: Values by name, without a prefix.
+        sequence_number: Of the step among the operations of the run.
     """
 
     run: str
     step: int
     metrics: Mapping[str, float]
+    sequence_number: int
 
 
 @dataclass(slots=True)
@@ -86,7 +88,13 @@ class StepMetrics:
             if isinstance(work, OptimStepWork):
                 parts = self._open.pop(run, None)
                 if isinstance(answer, OptimStepResult):
-                    self._finish(run, parts or _Accumulated(), work, answer)
+                    metrics = {
+                        **(parts or _Accumulated()).metrics(),
+                        **answer.metrics,
+                        "learning_rate": work.adam.learning_rate,
+                    }
+                    number = entry.operation.sequence_number
+                    self.put_back([StepMeasurement(run, answer.version - 1, metrics, number)])
             elif (
                 isinstance(work, ForwardWork)
                 and isinstance(answer, BatchResult)
@@ -95,16 +103,6 @@ class StepMetrics:
                 self._open.setdefault(run, _Accumulated()).add(work, answer.metrics)
                 if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
-
-    def _finish(
-        self, run: str, parts: _Accumulated, work: OptimStepWork, result: OptimStepResult
-    ) -> None:
-        metrics = {
-            **parts.metrics(),
-            **result.metrics,
-            "learning_rate": work.adam.learning_rate,
-        }
-        self.put_back([StepMeasurement(run, result.version - 1, metrics)])
 
     def take(self, limit: int) -> list[StepMeasurement]:
         """Return steps that are to be recorded, the oldest first, and forget them."""

@@ -60,7 +60,12 @@ class MetricsRecorder:
         now = encode_time(time.time())
         for each in found:
             metrics = {f"{_PREFIX}{name}": value for name, value in each.metrics.items()}
-            request.records.add(step=each.step, metrics=metrics, record_time=now)
+            request.records.add(
+                step=each.step,
+                metrics=metrics,
+                record_time=now,
+                sequence_number=each.sequence_number,
+            )
         try:
             await self._scheduler.record_run_metrics(request)
         except TinsmithError as error:

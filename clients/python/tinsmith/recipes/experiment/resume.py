@@ -10,13 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tinsmith.client import Client
-from tinsmith.errors import AlreadyExistsError, ConfigurationError, NotFoundError
+from tinsmith.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    NotFoundError,
+    TinsmithError,
+    UnimplementedError,
+)
 from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import Experiment, RunConfig
 from tinsmith.recipes.experiment.json_files import write_json
@@ -102,6 +108,25 @@ class ResumableRun:
         self._observer.saved(state)
         return saved
 
+    def finish(
+        self, summary: Mapping[str, Any], say: Callable[[str], None], *partners: TrainingRun
+    ) -> None:
+        """Note the end of the training: in its folder, and on the server for lists of runs.
+
+        A server that cannot note it costs a sentence; what was trained is saved.
+
+        Args:
+            summary: What came out.
+            say: Prints a sentence.
+            partners: Runs that were trained beside this one.
+        """
+        self._experiment.finish(summary)
+        for run in (self.run, *partners):
+            try:
+                run.finish()
+            except TinsmithError as error:
+                say(f"the server did not note that {run.name} is finished: {error}")
+
     def begin_last_save(self, step: int, say: Callable[[str], None]) -> None:
         """Say at once, after Ctrl-C, what is saved next and what a second Ctrl-C would lose."""
         self._reached_step = step
@@ -166,8 +191,7 @@ class ResumableRun:
 
     def _go_on(self, state: SavedState) -> TrainingRun:
         try:
-            run = self._client.runs.get(state.run)
-            run.load_state_with_optimizer(state.checkpoint).result()
+            run = continue_from(self._client, state.run, state.checkpoint)
         except NotFoundError as error:
             if not self._is_at_a_desk:
                 raise
@@ -177,6 +201,19 @@ class ResumableRun:
                 remedy="begin anew with --overwrite",
             ) from error
         return run
+
+
+def continue_from(client: Client, name: str, checkpoint: str) -> TrainingRun:
+    """Return a run that goes on from a checkpoint; lists show that it is trained again.
+
+    Raises:
+        NotFoundError: If there is no such run or checkpoint.
+    """
+    run = client.runs.get(name)
+    with contextlib.suppress(UnimplementedError):  # A server of an earlier release.
+        run.reopen()
+    run.load_state_with_optimizer(checkpoint).result()
+    return run
 
 
 def unique_name(step: int) -> str:
