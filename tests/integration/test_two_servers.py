@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -77,6 +78,10 @@ def test_a_second_server_gives_the_clients_back(servers: tuple[Up, Up]) -> None:
     assert f"Also running: {first.address}, data {first.data_dir}" in banner
     assert "Also running" not in first.log.read_text()
     assert "  device   " in banner
+    for each in servers:
+        log = each.data_dir / "server.log"
+        assert f"  log      {log}, and here" in each.log.read_text()
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
     second.stop()
     with tinsmith.Client() as client:

@@ -45,7 +45,7 @@ def curve_point(step: int, pace: float, noise: random.Random) -> dict[str, float
         "loss": -0.02 * (1 - done) + noise.gauss(0, 0.006),
         "kl": 0.002 + 0.02 * done + abs(noise.gauss(0, 0.003)),
         "entropy": 1.9 * math.exp(-step * pace / 300) + 0.35 + noise.gauss(0, 0.02),
-        "response_length": 90 + 130 * done + noise.gauss(0, 6),
+        "response_tokens": 90 + 130 * done + noise.gauss(0, 6),
         "grad_norm": 0.4 + 0.9 * math.exp(-step / 60) + abs(noise.gauss(0, 0.08)),
         "rating/learner": 900 * done - 300 + noise.gauss(0, 15),
         "rating/script": 150 - 300 * done,

@@ -166,6 +166,11 @@ def test_the_banner_says_what_is_promised_of_bits(
     assert shown in announced(tmp_path, "127.0.0.1:7077")
 
 
+def test_the_banner_names_the_file_of_the_log(tmp_path: Path) -> None:
+    text = announced(tmp_path, "127.0.0.1:7077")
+    assert f"  log      {tmp_path}/server.log, and here; a line of JSON" in text
+
+
 def test_the_folder_of_a_server_is_closed_to_others(tmp_path: Path) -> None:
     new, earlier, foreign = (tmp_path / name for name in ("new", "earlier", "foreign"))
     earlier.mkdir(mode=0o755)

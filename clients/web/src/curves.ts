@@ -47,7 +47,7 @@ export const CHARTS: readonly ChartKind[] = [
   {
     key: "length",
     title: "Length",
-    names: ["response_length", "tokens_per_turn", "env/all/ac_tokens_per_turn", "trainer/sequence_length"],
+    names: ["response_tokens", "response_length", "tokens_per_turn", "env/all/ac_tokens_per_turn", "trainer/sequence_length"],
     hint: "Tokens of a response or sequence; a steady climb to the limit is a blow-up.",
   },
   {

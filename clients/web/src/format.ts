@@ -1,5 +1,7 @@
 // How numbers, times and names are written, the same on every view.
 
+import type { Run } from "./types.ts";
+
 const UNITS: readonly (readonly [number, string])[] = [
   [86_400, "d"],
   [3_600, "h"],
@@ -51,6 +53,11 @@ export function brief(id: string): string {
 /** Return a value of an enum as a word: `STATE_ACTIVE` is `active`. */
 export function word(value: string | undefined, prefix: string): string {
   return (value ?? "").replace(prefix, "").toLowerCase().replaceAll("_", " ");
+}
+
+/** Return what goes on in a run; its state where that is not said, as of one that was not placed. */
+export function stateOf(run: Run): string {
+  return run.activity ? word(run.activity, "ACTIVITY_") : word(run.state, "STATE_");
 }
 
 /** Return a count with its noun. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { type Curve, align, curveFor, CHARTS, groups, merge, smooth } from "../src/curves.ts";
-import { age, brief, bytes, count, number, short, word } from "../src/format.ts";
+import { age, brief, bytes, count, number, short, stateOf, word } from "../src/format.ts";
 import { lineage } from "../src/lineage.ts";
 import { EventParser } from "../src/sse.ts";
 import { indexLines, label, parseTrajectory, scaleOf, shade, versionsOf } from "../src/trajectory.ts";
@@ -43,6 +43,19 @@ test("a chart takes the first of its metrics that a run has", () => {
   const measured = { ...curve([0], [1]), name: "trainer/loss" };
   assert.equal(curveFor(loss, new Map([["trainer/loss", measured]])), measured);
   assert.equal(curveFor(loss, new Map()), undefined);
+});
+
+test("the chart of lengths has what recipes report, before what trainers measure", () => {
+  const lengths = CHARTS.find((kind) => kind.key === "length");
+  assert.ok(lengths);
+  const curves = new Map(["trainer/sequence_length", "response_tokens"].map((name) => [name, { ...curve([0], [1]), name }]));
+  assert.equal(curveFor(lengths, curves)?.name, "response_tokens");
+});
+
+test("a run that takes operations is told by what goes on in it, another one by its state", () => {
+  assert.equal(stateOf({ name: "r", state: "STATE_ACTIVE", activity: "ACTIVITY_FINISHED" }), "finished");
+  assert.equal(stateOf({ name: "r", state: "STATE_ACTIVE", activity: "ACTIVITY_IDLE" }), "idle");
+  assert.equal(stateOf({ name: "r", state: "STATE_MOVING" }), "moving");
 });
 
 test("metrics are grouped by the part before the last slash", () => {

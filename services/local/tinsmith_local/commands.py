@@ -31,7 +31,7 @@ from tinsmith_local.random_shapes import SHAPES
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.model_directories import model_directory
-from tinsmith_runtime.observability.logs import configure_logging
+from tinsmith_runtime.observability.logs import configure_logging, log_to_file
 
 _EXACT = {AUTO: None, "true": True, "false": False}
 
@@ -86,7 +86,9 @@ def up(
         Path | None,
         typer.Option(help="TOML file with settings of pods: tables scheduler, trainer, ..."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
+    log_level: Annotated[
+        str, typer.Option(help="Of the JSON logs, on stderr and in the file.")
+    ] = "WARNING",
     until_input_ends: Annotated[
         bool, typer.Option("--until-input-ends", hidden=True, help="Stop once stdin is closed.")
     ] = False,
@@ -107,9 +109,10 @@ def up(
             # What comes now takes half a minute on a busy machine.
             _console.print(f"starting: loads torch, then {', '.join(sources)}", highlight=False)
         from tinsmith_local.embedded import EmbeddedConfig, make_data_dir
-        from tinsmith_local.serving import serve
+        from tinsmith_local.serving import LOG_FILE, serve
 
         make_data_dir(folder)
+        log_to_file("local", folder / LOG_FILE)
         embedded = EmbeddedConfig(
             data_dir=folder,
             models=make_models(sources, folder),

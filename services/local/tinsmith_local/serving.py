@@ -22,6 +22,8 @@ from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer, describe_ser
 from tinsmith_runtime.pod.main import freeze_started
 from tinsmith_runtime.rpc.server import wait_for_signal
 
+LOG_FILE = "server.log"
+"""In the folder of the server: what it logs, beside standard error."""
 _console = Console(stderr=False)
 
 
@@ -44,7 +46,8 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         f"  key      {server.api_key}\n"
         f"           {tinker_key}   the same, as tinker spells it\n"
         f"  data     {config.data_dir}\n"
-        "  log      here, a line of JSON for each event; --log-level INFO tells more\n"
+        f"  log      {config.data_dir / LOG_FILE}, and here; a line of JSON for each event, "
+        "--log-level INFO tells more\n"
         f"  device   {server.placement}\n"
         f"  bits     {_promise(server.exactness)}\n"
         "Clients on this machine:\n"

@@ -4,13 +4,21 @@ import asyncio
 import io
 import json
 import logging
+import stat
 from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.trainer_harness import make_datum
 
-from tinsmith_runtime.observability.logs import JsonFormatter, bind_log_fields, configure_logging
+from tinsmith_runtime.observability.logs import (
+    JsonFormatter,
+    bind_log_fields,
+    configure_logging,
+    log_to_file,
+)
 
 
 @pytest.fixture
@@ -91,3 +99,48 @@ def test_levels_below_the_configured_one_are_silent(stream: io.StringIO) -> None
 def test_time_has_milliseconds() -> None:
     record = logging.makeLogRecord({"created": 1.0625, "msecs": 62.5, "msg": "m"})
     assert json.loads(JsonFormatter("p").format(record))["time"] == "1970-01-01T00:00:01.062Z"
+
+
+@pytest.fixture
+def log_file(stream: io.StringIO, tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "server.log"
+    path.touch(mode=0o644)
+    log_to_file("local", path, max_bytes=1_000)
+    yield path
+    end_file_logs()
+
+
+def end_file_logs() -> None:
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, RotatingFileHandler):
+            root.removeHandler(handler)
+            handler.close()
+
+
+def test_a_file_has_the_lines_of_the_stream(stream: io.StringIO, log_file: Path) -> None:
+    logging.getLogger("x").warning("refused", extra={"run": "r"})
+    (line,) = lines(stream)
+    assert json.loads(log_file.read_text()) == {**line, "pod": "local"}
+
+
+def test_a_file_is_bounded_and_for_its_user_alone(log_file: Path) -> None:
+    for number in range(100):
+        logging.getLogger("x").warning("refused", extra={"number": number})
+    earlier = log_file.with_name("server.log.1")
+    assert sorted(log_file.parent.iterdir()) == [log_file, earlier]
+    kept = []
+    for path in (earlier, log_file):
+        assert path.stat().st_size <= 1_000
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        kept += [json.loads(line)["number"] for line in path.read_text().splitlines()]
+    assert kept == list(range(kept[0], 100))
+
+
+def test_a_server_that_starts_again_goes_on_in_its_file(log_file: Path) -> None:
+    logging.getLogger("x").warning("first")
+    end_file_logs()
+    log_to_file("local", log_file)
+    logging.getLogger("x").warning("second")
+    events = [json.loads(line)["event"] for line in log_file.read_text().splitlines()]
+    assert events == ["first", "second"]

@@ -146,7 +146,7 @@ class TrainingRunCalls(Ready):
             step: The step that they are of, from 0; the version of the weights if None.
 
         Example:
-            >>> run.log_metrics({"reward": 0.5, "response_length": 210.0}, step=3)
+            >>> run.log_metrics({"reward": 0.5, "response_tokens": 210.0}, step=3)
         """
         self._core.metric_log.add(self.name, metrics, self._version if step is None else step)
 

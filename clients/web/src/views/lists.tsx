@@ -2,12 +2,11 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, get } from "../api.ts";
-import { brief, count, number, short, word } from "../format.ts";
+import { brief, count, number, short, stateOf, word } from "../format.ts";
 import { Age, Empty, Facts, Loading, Missing, Problem, Prose, State, Table } from "../parts.tsx";
 import { link } from "../router.ts";
 import { key, lists, watched } from "../store.ts";
 import type { Episode, Match, Topic } from "../types.ts";
-import { stateOf } from "./runs.tsx";
 
 const ENDED_PHASES = new Set(["Succeeded", "Failed", "Cancelled"]);
 

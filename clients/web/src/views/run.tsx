@@ -4,13 +4,13 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError, get } from "../api.ts";
 import { Chart } from "../chart.tsx";
 import { CHARTS, groups } from "../curves.ts";
-import { short } from "../format.ts";
+import { short, stateOf } from "../format.ts";
 import { Age, Empty, Facts, Loading, Problem, Prose, State } from "../parts.tsx";
 import { link } from "../router.ts";
 import { curves, key, lists, watched } from "../store.ts";
 import type { Checkpoint, Run } from "../types.ts";
 import { CheckpointTable } from "./checkpoints.tsx";
-import { ChartControls, axis, smoothing, stateOf } from "./runs.tsx";
+import { ChartControls, axis, smoothing } from "./runs.tsx";
 
 const ORDER = CHARTS.flatMap((kind) => kind.names);
 const HINTS = new Map(CHARTS.flatMap((kind) => kind.names.map((name) => [name, kind.hint] as const)));

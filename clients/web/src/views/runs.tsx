@@ -5,7 +5,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { get } from "../api.ts";
 import { type Axis, Chart, NUM_COLOURS, type Series } from "../chart.tsx";
 import { CHARTS, OVERVIEW_NAMES, type ChartKind, curveFor } from "../curves.ts";
-import { count, number, short, word } from "../format.ts";
+import { count, number, short, stateOf } from "../format.ts";
 import { Age, Empty, Missing, Prose, State, Table } from "../parts.tsx";
 import { link } from "../router.ts";
 import { curves, key, lists, watched } from "../store.ts";
@@ -21,11 +21,14 @@ export const axis = signal<Axis>("step");
 
 const older = signal<{ runs: Run[]; token: string | null }>({ runs: [], token: null });
 
+<<<<<<< HEAD
 /** What goes on in a run; its state where that is not said, as of one that could not be placed. */
 export function stateOf(run: Run): string {
   return run.activity ? word(run.activity, "ACTIVITY_") : word(run.state, "STATE_");
 }
 
+=======
+>>>>>>> finished
 function modelOf(run: Run): string {
   const rank = run.adapter?.lora?.rank;
   return `${run.base_model ?? ""}${rank ? `, LoRA ${rank}` : run.adapter?.full ? ", full" : ""}`;

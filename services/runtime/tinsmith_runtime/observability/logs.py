@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from contextvars import ContextVar
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import IO
 
 from tinsmith_runtime.errors import ConfigError
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+MAX_LOG_BYTES = 16 * 1024**2
+"""Size at which a log file is begun anew; one earlier file is kept."""
+_PRIVATE_MODE = 0o600
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _PLAIN_TYPES = (str, int, float, bool, type(None))
 
@@ -70,3 +77,28 @@ def configure_logging(pod: str, *, level: str = "INFO", stream: IO[str] | None =
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def log_to_file(pod: str, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Write all logs of this process to a file too, which only its user can read.
+
+    A file that is full is renamed to `<name>.1`, in the place of the one before. So the two hold
+    `max_bytes` each at most, and at least the last `max_bytes` of lines are there.
+
+    Raises:
+        OSError: If the file cannot be opened.
+    """
+    handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
+    handler.setFormatter(JsonFormatter(pod))
+    logging.getLogger().addHandler(handler)
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A log that only its user can read, also where it was there before with another mode."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(
+            self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE_MODE
+        )
+        os.fchmod(descriptor, _PRIVATE_MODE)
+        return os.fdopen(descriptor, "a", encoding=self.encoding)
