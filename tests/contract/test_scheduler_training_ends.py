@@ -46,11 +46,7 @@ async def finish(
 ) -> scheduler_pb2.TrainingRun:
     request = scheduler_pb2.FinishTrainingRunRequest(run=run, sequence_number=sequence_number)
     answer: scheduler_pb2.TrainingRun = await rig.stub.FinishTrainingRun(
-<<<<<<< HEAD
-        request, metadata=who, timeout=5
-=======
         request, metadata=who, timeout=60
->>>>>>> finished
     )
     return answer
 
@@ -58,22 +54,14 @@ async def finish(
 async def reopen(rig: Rig, who: Metadata, run: str, session: str) -> scheduler_pb2.TrainingRun:
     request = scheduler_pb2.ReopenTrainingRunRequest(run=run, session=session)
     answer: scheduler_pb2.TrainingRun = await rig.stub.ReopenTrainingRun(
-<<<<<<< HEAD
-        request, metadata=who, timeout=5
-=======
         request, metadata=who, timeout=60
->>>>>>> finished
     )
     return answer
 
 
 async def end_session(rig: Rig, who: Metadata, session: str) -> None:
     request = scheduler_pb2.FinishSessionRequest(session=session)
-<<<<<<< HEAD
-    await rig.stub.FinishSession(request, metadata=who, timeout=5)
-=======
     await rig.stub.FinishSession(request, metadata=who, timeout=60)
->>>>>>> finished
 
 
 async def record_step(
@@ -81,21 +69,13 @@ async def record_step(
 ) -> None:
     request = run_metrics_pb2.RecordRunMetricsRequest(run=run)
     request.records.add(step=3, metrics={name: 1.0}, sequence_number=sequence_number)
-<<<<<<< HEAD
-    await rig.run_metrics.RecordRunMetrics(request, metadata=who, timeout=5)
-=======
     await rig.run_metrics.RecordRunMetrics(request, metadata=who, timeout=60)
->>>>>>> finished
 
 
 async def activity(rig: Rig, who: Metadata) -> str:
     """Return what a list says of the only run."""
     request = scheduler_pb2.ListTrainingRunsRequest(parent="projects/default")
-<<<<<<< HEAD
-    answer = await rig.stub.ListTrainingRuns(request, metadata=who, timeout=10)
-=======
     answer = await rig.stub.ListTrainingRuns(request, metadata=who, timeout=60)
->>>>>>> finished
     [found] = answer.training_runs
     assert found.HasField("finish_time") or found.activity != ACTIVITIES.ACTIVITY_FINISHED
     return ACTIVITIES.Name(found.activity).removeprefix("ACTIVITY_").lower()
@@ -251,11 +231,7 @@ async def test_no_run_and_no_session_of_others_is_touched(
     request = scheduler_pb2.CreateKeyRequest(
         parent="projects/default", request_id=new_id(), role="viewer"
     )
-<<<<<<< HEAD
-    key = await rig.stub.CreateKey(request, metadata=rig.admin, timeout=5)
-=======
     key = await rig.stub.CreateKey(request, metadata=rig.admin, timeout=60)
->>>>>>> finished
     with expect_rpc_error(StatusCode.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await finish(rig, bearer(key.secret), run.name)
     assert await activity(rig, owner) == "training"

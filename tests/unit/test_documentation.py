@@ -142,6 +142,15 @@ def test_every_decision_is_listed() -> None:
     assert "| 50 | [The documentation is a site" in text
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "adr").glob("*.md")), ids=lambda path: path.stem)
+def test_a_decision_says_whether_it_holds(path: Path) -> None:
+    _, _, status, *_ = path.read_text().splitlines()
+    holds = r"\*\*Status\.\*\* (In force|Superseded by \[.*\]\((.*\.md)\))\."
+    found = re.fullmatch(holds, status)
+    assert found, status
+    assert found[2] is None or (path.parent / found[2]).is_file()
+
+
 def test_links_out_of_the_site_become_paths() -> None:
     text = "See [a sample](../k8s/samples/sft.yaml), [`k8s`](../k8s), [limits](limits.md).\n"
     assert hooks.localize(text, "jobs.md") == (

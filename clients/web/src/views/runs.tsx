@@ -21,14 +21,6 @@ export const axis = signal<Axis>("step");
 
 const older = signal<{ runs: Run[]; token: string | null }>({ runs: [], token: null });
 
-<<<<<<< HEAD
-/** What goes on in a run; its state where that is not said, as of one that could not be placed. */
-export function stateOf(run: Run): string {
-  return run.activity ? word(run.activity, "ACTIVITY_") : word(run.state, "STATE_");
-}
-
-=======
->>>>>>> finished
 function modelOf(run: Run): string {
   const rank = run.adapter?.lora?.rank;
   return `${run.base_model ?? ""}${rank ? `, LoRA ${rank}` : run.adapter?.full ? ", full" : ""}`;
