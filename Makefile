@@ -49,7 +49,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify verify-all lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
@@ -157,6 +157,9 @@ unit: venv ## Run the unit tests alone
 
 verify-all: venv ## Run every suite to its end, SUITES="chaos vllm" some of them, and write docs/verification.md (2 hours)
 	$(BIN)/python -m tests.verification $(SUITES)
+
+preflight: venv ## Check HEAD in a new clone with an empty home: install, lint, types, what says most, and tests that differ from BASE
+	$(BIN)/python -m tests.preflight $(if $(BASE),--base $(BASE),)
 
 verify: lint types proto-check manifests-check page-check demo-smoke test ## Run every check that CI runs
 

@@ -46,8 +46,18 @@ HEAD = literal_headers(
 )
 
 
+@pytest.fixture
+def is_forgotten_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an address may try again would depend on how long a test takes."""
+    defaults = key_lookups.FailureLimit.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "per_s", 1e-6)
+
+
 @pytest_asyncio.fixture
-async def rig(tmp_path: Path, protocol: Protocol) -> AsyncIterator[GatewayRig]:
+async def rig(
+    tmp_path: Path, protocol: Protocol, is_forgotten_slowly: None
+) -> AsyncIterator[GatewayRig]:
     async with running_gateway(tmp_path, max_unknown_connections=FEW) as rig:
         yield rig
         protocol.hold.set()
@@ -115,15 +125,11 @@ async def test_unknown_keys_of_an_address_are_few_look_ups(rig: GatewayRig) -> N
             for _ in range(number)
         ]
         codes = [answer.status_code for answer in answers]
-        assert set(codes) == {401, 429}
-        # The bucket may have got some back meanwhile.
-        assert codes[: key_lookups.FAILURES_AT_ONCE] == [401] * key_lookups.FAILURES_AT_ONCE
+        assert codes == [401] * key_lookups.FAILURES_AT_ONCE + [429] * 50
         assert int(answers[-1].headers["retry-after"]) >= 1
         error = await refusal(rig.get_run_status(key=str(ApiKey.generate())))
-        assert error.reason in ("RATE_LIMITED", "KEY_INVALID")
-        limited = [await refusal(rig.get_run_status(key=str(ApiKey.generate()))) for _ in range(20)]
-        assert limited[-1].reason == "RATE_LIMITED"
-        assert limited[-1].metadata["what"] == "unknown keys"
+        assert error.reason == "RATE_LIMITED"
+        assert error.metadata["what"] == "unknown keys"
         assert (await http.post("/echo", headers=headers(rig))).status_code == 200
     assert (await rig.get_run_status()).run == RUN
 
