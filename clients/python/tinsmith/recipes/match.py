@@ -27,6 +27,7 @@ from tinsmith.recipes.game_source import GameSourceConfig
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
 from tinsmith.recipes.match_table import OPPONENT, MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.served_source import check_served
 from tinsmith.recipes.tasks.agent_games import (
     AGENTS,
     GameTask,
@@ -132,8 +133,8 @@ def main(
         What came out, for each policy.
 
     Raises:
-        ConfigurationError: If there is no such game, order or script, the seats are no two, or
-            `output_dir` holds another experiment.
+        ConfigurationError: If there is no such game, order or script, the environment is not
+            served, the seats are no two, or `output_dir` holds another experiment.
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
@@ -147,6 +148,8 @@ def main(
     check_script(game, "validation_opponent", config.validation_opponent)
     order = choose_order(game, config.order)
     policies = tuple(agents) or _policies(config, client)
+    if config.environment:
+        check_served(policies[0].client, config.environment)
     num_seats = len(policies) + bool(config.opponent)
     if num_seats != len(AGENTS):
         what = f"{num_seats}, the opponent among them" if config.opponent else str(num_seats)
