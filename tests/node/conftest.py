@@ -17,7 +17,7 @@ from tests.e2e.release import DEPLOYMENTS, Release, new_release
 from tests.e2e.training import TrainingDeployment, provide_model
 from tests.fakes.chart_harness import merge
 from tests.fakes.postgres import new_server
-from tests.fakes.s3_server import CREDENTIALS, running_s3_server
+from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tests.node.container_node import FOLDER, ContainerNode
 from tests.node.images import REPOSITORY, TAG
 from tests.node.network import ADDRESS, NodeAddresses, NodeServices
@@ -74,12 +74,19 @@ def namespace(cluster: TestCluster, node: ContainerNode) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def release(cluster: TestCluster, node: ContainerNode) -> Iterator[Release]:
-    """The chart, installed by Helm; PostgreSQL and S3 are beside the node."""
+def store() -> Iterator[S3Server]:
+    """S3 beside the node."""
+    with running_s3_server(host=ADDRESS) as server:
+        server.create_bucket("tinsmith")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def release(cluster: TestCluster, node: ContainerNode, store: S3Server) -> Iterator[Release]:
+    """The chart, installed by Helm; PostgreSQL is beside the node."""
     database = new_server(host=ADDRESS)
     try:
-        with running_s3_server(host=ADDRESS) as store, new_release(cluster) as release:
-            store.create_bucket("tinsmith")
+        with new_release(cluster) as release:
             values: dict[str, Any] = {
                 "image": {"repository": REPOSITORY, "tag": TAG},
                 # Nothing here issues certificates.
@@ -109,7 +116,9 @@ def model(cluster: TestCluster, release: Release) -> Path:
 
 
 @pytest.fixture(scope="session")
-def deployment(cluster: TestCluster, release: Release, model: Path) -> TrainingDeployment:
+def deployment(
+    cluster: TestCluster, release: Release, model: Path, store: S3Server
+) -> TrainingDeployment:
     """The release as those who train with it see it."""
     service = release.find("v1", "services", "tinsmith-gateway")
     assert service is not None
@@ -117,4 +126,5 @@ def deployment(cluster: TestCluster, release: Release, model: Path) -> TrainingD
         Jobs(cluster, release.jobs_namespace),
         address=f"{service['spec']['clusterIP']}:{_GATEWAY_PORT}",
         api_key=release.secret("tinsmith-keys")["bootstrap-key"],
+        store=store,
     )

@@ -163,5 +163,8 @@ def test_a_frozen_gateway_is_found_by_its_probe_and_replaced(
         timeout_s=_TRAINING_S,
     )
     release.wait_for_rollout("gateway")
-    with deployment.client() as client, client.create_instance("math", seed=1) as instance:
+    with (
+        deployment.client() as client,
+        client.environments.create_instance("math", seed=1) as instance,
+    ):
         assert instance.name
