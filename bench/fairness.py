@@ -64,6 +64,9 @@ _COUNTS = {
 _SHARED = ("training", "sampling")
 _BY_KEYS = ("control", "polls", "forms", "uploads", "sampling", "training", "stored")
 _NUM_KEYS, _LOOPS_OF_KEY = 4, 48
+_UPLOADS_OF_KEY = 16
+"""Twice what a project may have under way. What is refused costs the client that asks: a flood of
+uploads beyond that delays its own."""
 _TIGHT = """
 [gateway]
 max_waits = 48
@@ -217,12 +220,9 @@ def main() -> None:
         if arguments.by_keys:
             with projects(folder / "tight", _TIGHT) as (busy, loud):
                 for kind in arguments.by_keys:
+                    num_loops = _UPLOADS_OF_KEY if kind == "uploads" else _LOOPS_OF_KEY
                     done = shares(
-                        busy,
-                        loud,
-                        kind,
-                        num_mine=_LOOPS_OF_KEY,
-                        num_loud=_NUM_KEYS * _LOOPS_OF_KEY,
+                        busy, loud, kind, num_mine=num_loops, num_loud=_NUM_KEYS * num_loops
                     )
                     rows.append(key_row(kind, *done))
                     _console.print(f"{rows[-1].name}: {rows[-1].value:.2f} of half")

@@ -95,8 +95,8 @@ def page() -> str:
 _MEASURED = """## Time of others, measured
 
 What a request of another project took, in seconds, while one project used a bound up: alone, and at
-worst beside it. `tinsmith up` with a tiny model on two cores of a CPU, of which other programs took
-one. Elsewhere the figures differ; that they stay near those alone is what a bound is for.
+worst beside it. `tinsmith up` with a tiny model on two cores of a CPU, beside much other load.
+Elsewhere the figures differ; that others wait for a second at most is what these bounds are for.
 
 | bound | what one project does | what another asks for | alone | beside it |
 | --- | --- | --- | --- | --- |"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,13 +16,17 @@ from tests.fakes.traced_losses import (
     ref,
 )
 
-from tinsmith_engine import (
-    CustomInput,
-    CustomLoss,
+from tinsmith_engine import BatchRequest, CustomInput, CustomLoss, Datum
+from tinsmith_engine.losses.custom_loss import (
+    MAX_WORK,
+    TOKENS_OF_DATUM,
+    CustomLossError,
+    compute_custom_loss,
 )
-from tinsmith_engine.losses.custom_loss import CustomLossError, compute_custom_loss
 from tinsmith_engine.losses.loss_graphs import MAX_GRAPH_BYTES, read_graph
-from tinsmith_runtime.errors import CustomLossRefusedError
+from tinsmith_engine.training import batch_validation
+from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_runtime.errors import CustomLossRefusedError, EmptyBatchError
 
 END = [method("total", "sum", ref("x")), output("total")]
 
@@ -311,7 +315,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(REFUSED_AT_ONCE) + len(FAILS) >= 100
 
 
-LARGE = 1 << 19
+LARGE = 1 << 17
 READS = {
     "reductions": [
         call("z", "torch.linspace", 0, 1, LARGE),
@@ -321,7 +325,7 @@ READS = {
         call("z", "torch.linspace", 0, 1, LARGE),
         method("wide", "reshape", ref("z"), 1, LARGE),
         method("high", "reshape", ref("z"), LARGE, 1),
-        *(call(f"m{index}", "torch.matmul", ref("wide"), ref("high")) for index in range(8)),
+        *(call(f"m{index}", "torch.matmul", ref("wide"), ref("high")) for index in range(3)),
     ],
 }
 
@@ -334,6 +338,48 @@ def test_what_a_loss_reads_is_bounded_by_its_tokens(nodes: list[Any]) -> None:
     compute_custom_loss(read_graph(loss), [np.zeros(480, np.float32)], needs_gradient=True)
     with pytest.raises(CustomLossError, match="reads more elements than the tokens"):
         compute_custom_loss(read_graph(loss), [np.zeros(5, np.float32)], needs_gradient=True)
+
+
+def test_what_a_loss_reads_is_bounded_whatever_its_length() -> None:
+    nodes = [
+        call("z", "torch.linspace", 0, 1, MAX_WORK // 8),
+        *(call(f"m{index}", "torch.norm", ref("z"), 2.5) for index in range(9)),
+    ]
+    graph = json.dumps({"format": 1, "nodes": of(*nodes, call("x", "torch.neg", X))})
+    loss = CustomLoss(name="reads", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
+    with pytest.raises(CustomLossError, match="reads more elements than the tokens"):
+        compute_custom_loss(read_graph(loss), [np.zeros(100_000, np.float32)], needs_gradient=True)
+
+
+def test_many_short_datums_are_parted_by_what_they_may_read() -> None:
+    """Others wait for a microbatch, and each datum may read as much as many tokens."""
+    loss = CustomLoss(
+        name="short", inputs=(CustomInput("logprobs", 1),), graph_json=json.dumps({"nodes": []})
+    )
+    tokens = np.zeros(1, dtype=np.int64)
+    batch = [Datum(tokens_T=tokens, targets_T=tokens, loss_inputs={}) for _ in range(100)]
+    for name, custom, most in (
+        ("custom", loss, 512 // (TOKENS_OF_DATUM + 1)),
+        ("cross_entropy", None, 100),
+    ):
+        request = BatchRequest(
+            run=None, batch=batch, loss=name, loss_config={}, is_backward=True, custom=custom
+        )
+        job = Job(request, None, micro_batch_tokens=512)
+        job.begin()
+        assert max(map(len, job.microbatches)) == most
+        assert sum(map(len, job.microbatches)) == 100
+
+
+def test_sizes_are_loaded_before_a_loss_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes torch seconds, for which everybody would wait on the engine's thread."""
+    loaded: list[None] = []
+    monkeypatch.setattr(batch_validation, "load_sizes", lambda: loaded.append(None))
+    graph = json.dumps({"format": 1, "nodes": of(call("x", "torch.neg", X))})
+    loss = CustomLoss(name="any", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
+    with pytest.raises(EmptyBatchError):
+        batch_validation.validate_batch([], "custom", {}, cast(Any, None), custom=loss)
+    assert len(loaded) == 1
 
 
 def matrices(name: str) -> list[dict[str, Any]]:

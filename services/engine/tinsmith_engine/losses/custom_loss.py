@@ -41,10 +41,17 @@ MAX_TOTAL_ELEMENTS = 1 << 27
 """Of all tensors of a datum together: autograd keeps them all."""
 ELEMENTS_OF_TOKEN = 1 << 15
 """How many of them each token brings."""
-WORK_OF_TOKEN = 1 << 14
+WORK_OF_TOKEN = 1 << 11
 """How many elements of arguments each token lets be read, so that the time of a batch is in
-proportion to it: a reduction of millions of elements gives one."""
+proportion to it: a reduction of millions of elements gives one. The slowest operation takes 130 ns
+for an element with its derivative, and others wait for a microbatch."""
+MAX_WORK = 1 << 23
+"""How many elements of arguments a datum may read, whatever its length: others wait for it."""
 _FREE_ELEMENTS, _FREE_WORK = 1 << 20, 1 << 18
+TOKENS_OF_DATUM = _FREE_WORK // WORK_OF_TOKEN
+"""A datum counts as so many tokens more where a batch is split: so much may be read for any."""
+_PRODUCTS_OF_READ = 16
+"""Products of a matrix multiplication that take as long as an element which is read, at most."""
 _MATMULS = frozenset({"torch.matmul", "torch.mm", "torch.mv", "torch.bmm", "operator.matmul"})
 _VIEWS = frozenset(
     {
@@ -143,6 +150,16 @@ def compute_custom_loss(
     return CustomValue(float(loss.detach()), dlogprobs.detach(), metrics)
 
 
+@functools.cache
+def load_sizes() -> None:
+    """Import what torch computes sizes of results with, which takes it seconds.
+
+    The first result that is made without data does so otherwise, on the thread that all wait for.
+    """
+    for create in (torch.arange, torch.eye):
+        create(1, device="meta")
+
+
 class _Values:
     """The values of the nodes so far, and what may still be allocated."""
 
@@ -150,7 +167,7 @@ class _Values:
         self._values: dict[str, Any] = {}
         limit = _FREE_ELEMENTS + num_tokens * ELEMENTS_OF_TOKEN
         self._num_left = min(limit, MAX_TOTAL_ELEMENTS)
-        self._work_left = _FREE_WORK + num_tokens * WORK_OF_TOKEN
+        self._work_left = min(_FREE_WORK + num_tokens * WORK_OF_TOKEN, MAX_WORK)
 
     def put(self, node: str, value: Any) -> None:
         """Keep the value of a node."""
@@ -222,8 +239,9 @@ class _Values:
         if name in _MATMULS and len(tensors) == 2:
             # Each element of the result is a sum over the axis that both have.
             left, right = tensors
-            work = math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
-            work *= math.prod(left.shape[-2:]) * (right.shape[-1] if right.ndim > 1 else 1)
+            products = math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
+            products *= math.prod(left.shape[-2:]) * (right.shape[-1] if right.ndim > 1 else 1)
+            work += products // _PRODUCTS_OF_READ
         if work > self._work_left:
             raise ValueError("reads more elements than the tokens of a datum let a loss read")
         self._work_left -= work

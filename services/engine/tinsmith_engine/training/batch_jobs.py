@@ -23,6 +23,7 @@ from tinsmith_engine.arena.adam import grad_norm
 from tinsmith_engine.base.loss_specs import LossSpec, full_config, spec_of, token_settings
 from tinsmith_engine.base.types import BatchRequest, BatchResult, CustomFound, Datum, FloatArray
 from tinsmith_engine.losses.batch_losses import LossRows, OfSequence
+from tinsmith_engine.losses.custom_loss import TOKENS_OF_DATUM
 from tinsmith_engine.losses.losses import metrics
 from tinsmith_engine.packing.moe_routing import Routes
 from tinsmith_engine.packing.packing import segment_rows, split_batch
@@ -72,7 +73,9 @@ class Job:
 
     def begin(self) -> None:
         """Split the batch, and remember the gradient that a failure must leave behind."""
-        lengths = [datum.tokens_T.size for datum in self.request.batch]
+        # What a custom loss may read is in proportion to tokens, and to datums.
+        added = TOKENS_OF_DATUM if self.spec.is_custom else 0
+        lengths = [datum.tokens_T.size + added for datum in self.request.batch]
         self._microbatches = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
         self._experts = {}

@@ -32,6 +32,7 @@ from tinsmith_engine.base.types import (
     Datum,
     ModelInfo,
 )
+from tinsmith_engine.losses.custom_loss import load_sizes
 from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_engine.packing.images import check_source_pixels, place_datum
 from tinsmith_runtime.errors import (
@@ -110,6 +111,7 @@ def validate_batch(
         raise InvalidFieldError("loss.custom", problem)
     if custom is not None:
         read_graph(custom)
+        load_sizes()
     spec = spec_of(loss, custom)
     _check_config(spec, loss_config)
     config = full_config(loss, loss_config)

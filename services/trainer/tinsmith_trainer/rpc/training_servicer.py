@@ -143,7 +143,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> operations_pb2.Operation:
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = await self._owned_run(name)
-        is_large = request.ByteSize() > _LARGE_BYTES or _has_images(request)
+        is_large = request.ByteSize() > _LARGE_BYTES or _takes_long(request)
         submission = await _aside(
             is_large,
             training_codec.decode_submission,
@@ -224,9 +224,13 @@ def _time_left(context: Context) -> float | None:
     return None if remaining_s is None else remaining_s - min(0.1 * remaining_s, _ANSWER_S)
 
 
-def _has_images(request: Any) -> bool:
-    """Whether a batch holds an image, which takes long to decode however small it is."""
-    return any(
+def _takes_long(request: Any) -> bool:
+    """Whether a request takes long to read however small it is.
+
+    An image has to be decoded. The first custom loss imports what computes the sizes of results.
+    """
+    loss = getattr(request, "loss", None)
+    return (loss is not None and loss.HasField("custom")) or any(
         chunk.HasField("image")
         for datum in getattr(request, "data", ())
         for chunk in datum.model_input.chunks
