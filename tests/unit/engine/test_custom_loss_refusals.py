@@ -372,7 +372,7 @@ def test_many_short_datums_are_parted_by_what_they_may_read() -> None:
 
 
 def test_sizes_are_loaded_before_a_loss_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes torch seconds, for which everybody would wait on the engine's thread."""
+    """It takes torch seconds, for which all others would wait on the engine's thread."""
     loaded: list[None] = []
     monkeypatch.setattr(batch_validation, "load_sizes", lambda: loaded.append(None))
     graph = json.dumps({"format": 1, "nodes": of(call("x", "torch.neg", X))})
