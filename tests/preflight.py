@@ -1,8 +1,8 @@
 """`make preflight`: whether a commit works on a machine that has nothing of this one.
 
 HEAD is cloned into a new folder and installed from its lock files. It has an empty home, and no
-variable but those that a network needs. Then all that is quick is checked there: lint, types without
-a cache, the contract, whether all tests can be collected, and the tests that say most.
+variable but those that a network needs. Then all that is quick is checked there: lint, types
+without a cache, the contract, whether all tests can be collected, and the tests that say most.
 """
 
 from __future__ import annotations
