@@ -7,6 +7,7 @@ refused here, since a pod is made when its nodes are held already.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from tinsmith_jobs.naming import POD_PATHS
@@ -17,7 +18,8 @@ from tinsmith_jobs.spec_reader import Reader
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,57}[a-z0-9])?")
 """As Kubernetes has it, with room for a prefix."""
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LONGEST_NAME = 253
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 _FIELDS_OF_PODS = (
@@ -25,6 +27,7 @@ _FIELDS_OF_PODS = (
     *("spec.nodeName", "status.podIP", "status.hostIP"),
 )
 _SHARED_MEMORY = "/dev/shm"
+_OF_THE_SYSTEM = ("/dev", "/proc", "/sys")
 
 
 def read_template(reader: Reader, kind: str) -> Template:
@@ -43,7 +46,7 @@ def read_template(reader: Reader, kind: str) -> Template:
                 "and - _ . alone, and begins and ends with a letter or digit"
             )
     return Template(
-        image=reader.text("image", longest=512),
+        image=_image(reader, reader.text("image", longest=512)),
         image_pull_policy=reader.choice("imagePullPolicy", _PULL_POLICIES),
         command=reader.texts("command"),
         args=reader.texts("args"),
@@ -68,14 +71,19 @@ def _env(reader: Reader) -> tuple[dict[str, object], ...]:
         if entry.has("value"):
             variable["value"] = entry.text("value", longest=32768)
         source = entry.at("valueFrom")
+        sources: dict[str, object] = {}
         for kind in ("secretKeyRef", "configMapKeyRef"):
             if source.has(kind):
                 reference = source.at(kind)
-                found = {"name": reference.required("name"), "key": reference.required("key")}
-                variable["valueFrom"] = {kind: found | _optional(reference)}
+                found = {"name": _dns_name(reference, "name"), "key": reference.required("key")}
+                sources[kind] = found | _optional(reference)
         if source.has("fieldRef"):
             path = source.at("fieldRef").choice("fieldPath", _FIELDS_OF_PODS)
-            variable["valueFrom"] = {"fieldRef": {"fieldPath": path}}
+            sources["fieldRef"] = {"fieldPath": path}
+        if len(sources) + entry.has("value") > 1 or (entry.has("valueFrom") and not sources):
+            entry.refuse(f"{entry.path} must have a value, or one source in valueFrom")
+        if sources:
+            variable["valueFrom"] = sources
         env.append(variable)
     return tuple(env)
 
@@ -87,7 +95,7 @@ def _env_from(reader: Reader) -> tuple[dict[str, object], ...]:
         for kind in ("secretRef", "configMapRef"):
             if entry.has(kind):
                 reference = entry.at(kind)
-                source[kind] = {"name": reference.required("name")} | _optional(reference)
+                source[kind] = {"name": _dns_name(reference, "name")} | _optional(reference)
         if len(source) != 1:
             entry.refuse(f"{entry.path} must have one of secretRef and configMapRef")
         prefix = entry.text("prefix", longest=256)
@@ -127,7 +135,7 @@ def _empty_dir(reader: Reader) -> dict[str, object]:
     if reader.has("sizeLimit"):
         size = reader.text("sizeLimit")
         try:
-            is_positive = parse_quantity(size) > 0
+            is_positive = parse_quantity(size) > 0 and size == size.strip()
         except QuantityError:
             is_positive = False
         if not is_positive:
@@ -137,15 +145,15 @@ def _empty_dir(reader: Reader) -> dict[str, object]:
 
 
 def _config_map(reader: Reader) -> dict[str, object]:
-    return {"name": reader.required("name")} | _files(reader)
+    return {"name": _dns_name(reader, "name")} | _files(reader)
 
 
 def _secret(reader: Reader) -> dict[str, object]:
-    return {"secretName": reader.required("secretName")} | _files(reader)
+    return {"secretName": _dns_name(reader, "secretName")} | _files(reader)
 
 
 def _claim(reader: Reader) -> dict[str, object]:
-    found: dict[str, object] = {"claimName": reader.required("claimName")}
+    found: dict[str, object] = {"claimName": _dns_name(reader, "claimName")}
     return found | ({"readOnly": True} if reader.flag("readOnly") else {})
 
 
@@ -182,9 +190,13 @@ def _mounts(reader: Reader, volumes: tuple[Volume, ...], kind: str) -> tuple[Mou
             entry.refuse(f"{entry.path}.mountPath must be a path from / without .. and colons")
         if mount.path in {other.path for other in found}:
             entry.refuse(f"{entry.path}.mountPath is {mount.path}, which another mount has")
-        own = [path for path in taken if PurePosixPath(mount.path).is_relative_to(path)]
+        own = _is_below(mount.path, taken)
         if own:
-            entry.refuse(f"{entry.path}.mountPath is within {own[0]}, which is Tinsmith's own")
+            entry.refuse(f"{entry.path}.mountPath is within {own}, which is Tinsmith's own")
+        if mount.path != _SHARED_MEMORY and _is_below(mount.path, _OF_THE_SYSTEM):
+            entry.refuse(
+                f"{entry.path}.mountPath is {mount.path}, where the system's own files are"
+            )
         if mount.sub_path and not _is_within(mount.sub_path):
             entry.refuse(f"{entry.path}.subPath must be a path without .. within the volume")
         found.append(mount)
@@ -200,7 +212,7 @@ def _init_containers(
         found.append(
             InitContainer(
                 name=name,
-                image=entry.required("image"),
+                image=_image(entry, entry.required("image")),
                 image_pull_policy=entry.choice("imagePullPolicy", _PULL_POLICIES),
                 command=entry.texts("command"),
                 args=entry.texts("args"),
@@ -223,10 +235,21 @@ def _unused_name(reader: Reader, used: list[str]) -> str:
 
 def _dns_name(reader: Reader, name: str, *, is_required: bool = True) -> str:
     found = reader.required(name) if is_required else reader.text(name)
-    if found and not _DNS_NAME.fullmatch(found):
+    if found and (len(found) > _LONGEST_NAME or not _DNS_NAME.fullmatch(found)):
         reader.refuse(f"{reader.path}.{name} is {found!r}, which no object may be called")
     return found
 
 
+def _image(reader: Reader, image: str) -> str:
+    if any(map(str.isspace, image)):
+        reader.refuse(f"{reader.path}.image is {image!r}; an image has no spaces in its name")
+    return image
+
+
+def _is_below(path: str, folders: Iterable[str]) -> str:
+    """Return the folder that a path is, or lies in; empty if it is none of them."""
+    return next((each for each in folders if PurePosixPath(path).is_relative_to(each)), "")
+
+
 def _is_within(path: str) -> bool:
-    return bool(path) and not path.startswith("/") and ".." not in path.split("/")
+    return bool(path) and not path.startswith(("/", "..")) and ".." not in path.split("/")

@@ -40,6 +40,14 @@ def reason(**roles: Any) -> str:
             },
             "below /mnt/",
         ),
+        (
+            {
+                "volumes": [{"name": "code", "configMap": {"name": "code"}}],
+                "volumeMounts": [{"name": "code", "mountPath": "/mnt/code"}],
+                "env": [{"name": "TINSMITH_PYTHON_PATH", "value": "/opt/../mnt/code"}],
+            },
+            "TINSMITH_PYTHON_PATH beside files of the job",
+        ),
     ],
 )
 def test_pods_with_secrets_obey_operators_alone(template: dict[str, Any], word: str) -> None:

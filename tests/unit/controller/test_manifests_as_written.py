@@ -84,7 +84,14 @@ TABLE = [
         "volume-larger-than-a-disk",
         "roles: {driver: {template: {volumes: [{name: a, emptyDir: {sizeLimit: 4Ti}}]}}}",
         "Failed",
-        r"64Gi of a node's disk at most, not 4Ti: .*setting volume_size",
+        r"64Gi of a node's disk together: .*setting volume_size",
+    ),
+    (
+        "volumes-that-share-a-disk",
+        "roles: {driver: {template: {volumes: "
+        "[{name: a, emptyDir: {}}, {name: b, emptyDir: {}}]}}}",
+        "Failed",
+        r"emptyDir volumes a, b of the driver may have 64Gi .*: give each a sizeLimit",
     ),
     (
         "account-that-is-not-allowed",

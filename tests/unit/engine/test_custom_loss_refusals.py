@@ -327,12 +327,17 @@ READS = {
         method("high", "reshape", ref("z"), LARGE, 1),
         *(call(f"m{index}", "torch.matmul", ref("wide"), ref("high")) for index in range(3)),
     ],
+    "broadcasts": [
+        call("z", "torch.linspace", 0, 1, 1 << 9),
+        method("high", "reshape", ref("z"), 1 << 9, 1),
+        *(call(f"p{index}", "torch.pow", ref("z"), ref("high")) for index in range(3)),
+    ],
 }
 
 
 @pytest.mark.parametrize("nodes", READS.values(), ids=READS)
 def test_what_a_loss_reads_is_bounded_by_its_tokens(nodes: list[Any]) -> None:
-    """Each of these nodes gives one element, and takes as long as a hundred tokens."""
+    """Each of these nodes reads or gives little, and takes as long as a hundred tokens."""
     graph = json.dumps({"format": 1, "nodes": of(*nodes, call("x", "torch.neg", X))})
     loss = CustomLoss(name="reads", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
     compute_custom_loss(read_graph(loss), [np.zeros(480, np.float32)], needs_gradient=True)
@@ -374,7 +379,7 @@ def test_many_short_datums_are_parted_by_what_they_may_read() -> None:
 def test_sizes_are_loaded_before_a_loss_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes torch seconds, for which all others would wait on the engine's thread."""
     loaded: list[None] = []
-    monkeypatch.setattr(batch_validation, "load_sizes", lambda: loaded.append(None))
+    monkeypatch.setattr(f"{compute_custom_loss.__module__}.load_sizes", lambda: loaded.append(None))
     graph = json.dumps({"format": 1, "nodes": of(call("x", "torch.neg", X))})
     loss = CustomLoss(name="any", inputs=(CustomInput("logprobs", 1),), graph_json=graph)
     with pytest.raises(EmptyBatchError):

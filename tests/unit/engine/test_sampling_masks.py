@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.unit.engine.test_sampling_cache import BLOCK_BYTES, prompts
 from tests.unit.engine.test_sampling_fairness import finishing_step
 
 from tinsmith_engine import Engine, Sampler, SampleRequest
+from tinsmith_engine.sampling.output_constraint import MASK_WAIT_S
 
 EVEN = np.full(-(-VOCAB // 32), 0x55555555, dtype=np.int32)
 """Lets every second token through."""
@@ -152,3 +154,29 @@ def test_a_cancelled_row_leaves_while_it_waits(engine: Engine) -> None:
     sampler.cancel(request_id)
     assert not sampler.has_work
     assert sampler.num_active == 0
+
+
+def test_groups_that_begin_in_a_step_wait_for_masks_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's time to wait is used up by the first of them; the clock stands otherwise."""
+    now_s = 0.0
+
+    def wait(row: EvenRow, timeout_s: float) -> bool:
+        nonlocal now_s
+        now_s += timeout_s
+        return row.form.is_computed
+
+    monkeypatch.setattr(EvenRow, "wait", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    sampler, form = Sampler(engine), EvenTokens(is_computed=False)
+    sampler.add(formed(form))
+    while not form.rows:
+        sampler.step()
+    for _ in range(6):
+        sampler.add(formed(form, max_tokens=1))
+    before_s = now_s
+    num_rows = len(form.rows)
+    sampler.step()
+    assert len(form.rows) > num_rows + 4
+    assert now_s - before_s <= 2 * MASK_WAIT_S

@@ -10,6 +10,7 @@ from tinsmith_jobs.spec_codec import decode_job
 from tinsmith_jobs.spec_reader import SpecError
 
 VOLUME: dict[str, Any] = {"name": "a", "emptyDir": {}}
+KEY = {"name": "s", "key": "k"}
 MOUNT: dict[str, Any] = {"name": "a", "mountPath": "/mnt/a"}
 
 
@@ -99,6 +100,29 @@ def decode(template: object, role: str = "driver") -> None:
         ),
         ({"imagePullSecrets": ["registry"]}, r"imagePullSecrets\[0\] must be an object"),
         ({"imagePullSecrets": [{"name": "A b"}]}, "'A b', which no object may be called"),
+        ({"serviceAccountName": "a..b"}, "'a..b', which no object may be called"),
+        ({"image": " img"}, "an image has no spaces in its name"),
+        ({"initContainers": [{"name": "a", "image": "i\n"}]}, "an image has no spaces"),
+        ({"volumes": [{"name": "a", "emptyDir": {"sizeLimit": " 8Gi"}}]}, "sizeLimit must be an"),
+        ({"volumes": [{"name": "a", "secret": {"secretName": "My_S"}}]}, "'My_S', which no object"),
+        ({"envFrom": [{"secretRef": {"name": "My_S"}}]}, "'My_S', which no object may be called"),
+        (
+            {"env": [{"name": "A", "value": "x", "valueFrom": {"secretKeyRef": KEY}}]},
+            r"env\[0\] must have a value, or one source in valueFrom",
+        ),
+        (
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": KEY, "configMapKeyRef": KEY}}]},
+            "must have a value, or one source in valueFrom",
+        ),
+        ({"env": [{"name": "A", "valueFrom": {}}]}, "must have a value, or one source"),
+        (
+            {"volumes": [VOLUME], "volumeMounts": [{**MOUNT, "mountPath": "/proc/x"}]},
+            "mountPath is /proc/x, where the system's own files are",
+        ),
+        (
+            {"volumes": [VOLUME], "volumeMounts": [{**MOUNT, "subPath": "..data"}]},
+            "subPath must be a path",
+        ),
         ({"serviceAccountName": "A"}, "'A', which no object may be called"),
         (
             {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec"}}}]},

@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith_engine import AdamParams, BatchResult, OptimStepResult
 from tinsmith_runtime.errors import GradientIncompleteError
-from tinsmith_trainer.cycle.step_metrics import StepMetrics
+from tinsmith_trainer.cycle.step_metrics import StepMeasurement, StepMetrics
 from tinsmith_trainer.execution.engine_calls import Answer, Computed
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork, Work
 
@@ -74,3 +74,13 @@ def test_what_was_not_taken_waits_and_what_was_repeated_is_there_once() -> None:
     assert [each.step for each in taken] == [0, 1]
     metrics.put_back(taken)
     assert sorted(each.step for each in metrics.take(10)) == [0, 1, 2]
+
+
+def test_a_step_that_was_made_again_is_not_taken_back() -> None:
+    metrics = StepMetrics()
+    older, newer = (
+        StepMeasurement("r", 3, {"loss": loss}, number) for loss, number in [(1.0, 7), (2.0, 9)]
+    )
+    metrics.put_back([newer])
+    metrics.put_back([older])
+    assert metrics.take(10) == [newer]

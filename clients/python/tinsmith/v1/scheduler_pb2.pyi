@@ -1194,7 +1194,7 @@ class FinishTrainingRunRequest(_message.Message):
     """Names the run."""
     sequence_number: _builtins.int
     """Gives the number of the last operation of the training, 0 if it had none. The run is not finished
-    any more once an optimizer step of a higher number is made.
+    any more once its trainer reports an optimizer step of a higher number.
     """
     def __init__(
         self,

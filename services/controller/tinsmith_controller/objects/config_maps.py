@@ -142,9 +142,12 @@ def with_problems(
         role = item.spec.role(pod.role) if item.spec is not None else None
         if role is not None and _says_nothing(pod):
             missing = config_maps.problems(item, role)
-            found[name] = replace(
-                pod, problem=f"waits for {' and '.join(missing)}" if missing else ""
-            )
+            mounted = _mounted(role.template)
+            if missing:
+                found[name] = replace(pod, problem=f"waits for {' and '.join(missing)}")
+            elif mounted:
+                sentence = f"waits for its node, which has to mount {' and '.join(mounted)}"
+                found[name] = replace(pod, problem=sentence)
     return found
 
 
@@ -164,6 +167,17 @@ def _references(spec: JobSpec | PoolSpec | None, role: Role | None = None) -> se
         if each.kind == DRIVER and isinstance(spec, JobSpec) and spec.data.config_map:
             found.add((spec.data.config_map, spec.data.config_map_key))
     return found
+
+
+def _mounted(template: Template) -> list[str]:
+    """Return the Secrets and claims of volumes; the controller does not read those."""
+    return [
+        f"the Secret {volume.source['secretName']}"
+        if volume.kind == "secret"
+        else f"the claim {volume.source['claimName']}"
+        for volume in template.volumes
+        if volume.kind in ("secret", "persistentVolumeClaim") and not volume.source.get("optional")
+    ]
 
 
 def _named_in(template: Template) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,8 @@ from tinsmith_jobs.spec import JobSpec
 EVERYTHING = "*"
 _FILES = "/mnt/"
 """Where no program of an image lies."""
+_CODE_PATH = "TINSMITH_PYTHON_PATH"
+"""Where an environment pod finds classes besides those of its image."""
 _SETTINGS_OF_ENGINES = """
 NUM_THREADS EXACT COMPILED MAX_RESIDENT_RUNS MAX_PARKED_BYTES MAX_RUNS MAX_BATCH_TOKENS
 MAX_BATCH_DATUMS CYCLE_TOKENS MAX_QUEUED_OPERATIONS MAX_QUEUED_TOKENS MAX_QUEUED_BYTES
@@ -97,6 +99,12 @@ def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Seque
             return (
                 f"the {role.name} may not have files of the job at {elsewhere[0]}, because it gets "
                 f"the secrets of the deployment: mount them below {_FILES}"
+            )
+        if template.mounts and any(e["name"] == _CODE_PATH for e in template.env):
+            return (
+                f"the {role.name} may not have {_CODE_PATH} beside files of the job, because it "
+                "gets the secrets of the deployment; build the code into an image that the "
+                "operators trust"
             )
         if template.command or template.args:
             return (

@@ -103,14 +103,19 @@ def asked_secrets(role: Role) -> set[str]:
 
 
 def check_sizes(job: JobSpec, deployment: Deployment) -> str:
-    """Return why volumes of a job are too large for a node's disk; empty if they are not."""
+    """Return why volumes of a job are too large for a node's disk; empty if they are not.
+
+    One without a size has all that a pod may have, so several need a size each.
+    """
+    bound = parse_quantity(deployment.volume_size)
     for role in job.roles:
-        for volume in filter(_is_on_disk, role.template.volumes):
-            size = str(volume.source.get("sizeLimit", deployment.volume_size))
-            if parse_quantity(size) > parse_quantity(deployment.volume_size):
-                return (
-                    f"the volume {volume.name} of the {role.name} may have "
-                    f"{deployment.volume_size} of a node's disk at most, not {size}: take a "
-                    "persistentVolumeClaim, or ask the operators (setting volume_size)"
-                )
+        volumes = list(filter(_is_on_disk, role.template.volumes))
+        sizes = [volume.source.get("sizeLimit", deployment.volume_size) for volume in volumes]
+        if sum(map(parse_quantity, sizes)) > bound:
+            names = ", ".join(volume.name for volume in volumes)
+            return (
+                f"the emptyDir volumes {names} of the {role.name} may have "
+                f"{deployment.volume_size} of a node's disk together: give each a sizeLimit, take "
+                "a persistentVolumeClaim, or ask the operators (setting volume_size)"
+            )
     return ""

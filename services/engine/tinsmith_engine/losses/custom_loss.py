@@ -193,7 +193,7 @@ class _Values:
             with torch.no_grad():
                 self._check_size(function(*(_shadow(each) for each in args), **shadows))
         if call.target.removeprefix("torch.") not in _VIEWS:
-            self._take_work(call, _tensors([*args, *kwargs.values()]))
+            self._take_work(call, operation.growth, _tensors([*args, *kwargs.values()]))
         found = _checked(function(*args, **kwargs))
         self._num_left -= self._check_size(found)
         return found
@@ -233,8 +233,12 @@ class _Values:
             case Growth.FREE:
                 return call.target != "operator.getitem" or not _is_view(args[1])
 
-    def _take_work(self, call: Call, tensors: Sequence[Tensor]) -> None:
+    def _take_work(self, call: Call, growth: Growth, tensors: Sequence[Tensor]) -> None:
         work = sum(tensor.numel() for tensor in tensors)
+        if growth is Growth.BROADCAST:
+            # Two short arguments may give a long result, each element of which is computed.
+            shape = np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
+            work = max(work, math.prod(shape))
         name = call.target if "." in call.target else f"torch.{call.target}"
         if name in _MATMULS and len(tensors) == 2:
             # Each element of the result is a sum over the axis that both have.

@@ -107,6 +107,7 @@ class Sampler:
             max_sequences = min(max_sequences, _SEQUENCES_WITHOUT_CACHE)
         self._max_sequences = max_sequences
         is_cpu = engine.device.type == "cpu"
+        self._mask_wait_s = MASK_WAIT_S
         self._clock = clock or (time.thread_time if is_cpu else time.perf_counter)
         self._decoding = _decoding(engine, max_sequences, cache_bytes)
         self._cache = SequenceCache(self._decoding)
@@ -241,6 +242,7 @@ class Sampler:
     def step(self) -> list[SampledSequence]:
         """Read what fits, make a token for active sequences, return what finished."""
         drawn = self._draw_held(0.0)
+        self._mask_wait_s = MASK_WAIT_S
         started = self._clock()
         num_rows = Counter(one.order.project for one in self._admission.active if one.held is None)
         longest_piece = self._planner.budget.of_piece(num_rows.total())
@@ -435,7 +437,10 @@ class Sampler:
         self, sequences: Sequence[ActiveSequence], logits_RV: Tensor
     ) -> list[SampledSequence]:
         """Draw tokens of sequences that may go on, and hold the logits of the others."""
-        may_draw = are_masked([one.constraint for one in sequences], MASK_WAIT_S)
+        began_s = time.monotonic()
+        may_draw = are_masked([one.constraint for one in sequences], self._mask_wait_s)
+        # Of a step: groups that begin in it are taken one after the other.
+        self._mask_wait_s = max(self._mask_wait_s - (time.monotonic() - began_s), 0.0)
         versions = [one.order.version for one in sequences]
         if all(may_draw):
             return self._draw(sequences, logits_RV, versions)

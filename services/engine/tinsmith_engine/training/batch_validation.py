@@ -32,7 +32,6 @@ from tinsmith_engine.base.types import (
     Datum,
     ModelInfo,
 )
-from tinsmith_engine.losses.custom_loss import load_sizes
 from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_engine.packing.images import check_source_pixels, place_datum
 from tinsmith_runtime.errors import (
@@ -110,6 +109,9 @@ def validate_batch(
         problem = "is required by loss custom" if custom is None else f"is no part of loss {loss}"
         raise InvalidFieldError("loss.custom", problem)
     if custom is not None:
+        # Here alone: requests of other losses are validated without torch.
+        from tinsmith_engine.losses.custom_loss import load_sizes
+
         read_graph(custom)
         load_sizes()
     spec = spec_of(loss, custom)

@@ -110,8 +110,13 @@ class StepMetrics:
         return [self._waiting.popitem(last=False)[1] for _ in range(count)]
 
     def put_back(self, measurements: Sequence[StepMeasurement]) -> None:
-        """Let steps wait to be recorded, again if they were not taken."""
+        """Let steps wait to be recorded, again if they were not taken.
+
+        Of two measurements of a step the one that was made later stays.
+        """
         for each in measurements:
-            self._waiting[each.run, each.step] = each
+            waiting = self._waiting.get((each.run, each.step))
+            if waiting is None or waiting.sequence_number <= each.sequence_number:
+                self._waiting[each.run, each.step] = each
         while len(self._waiting) > _MAX_WAITING:
             self._waiting.popitem(last=False)
