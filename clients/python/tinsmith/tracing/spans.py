@@ -103,11 +103,6 @@ def bind_service(service: str) -> None:
     _service.set(service)
 
 
-def current_service() -> str:
-    """Return the service that the current task works for."""
-    return _service.get()
-
-
 def begin(
     name: str,
     *,

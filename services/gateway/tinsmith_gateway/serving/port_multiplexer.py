@@ -162,11 +162,6 @@ class Front:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    @property
-    def num_unknown(self) -> int:
-        """Connections on which no good key was shown."""
-        return self._num_unknown
-
     def admit(self, connection: _Connection) -> bool:
         """Count a connection; return whether there is room for it."""
         if len(self._open) >= self.settings.max_connections:

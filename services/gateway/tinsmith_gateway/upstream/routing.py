@@ -198,8 +198,3 @@ def _owner_of_run(resource: str, pool: str, *, is_any_on_ledger: bool = False) -
         return AnyOf("trainer", pool)
     checkpoint = _CHECKPOINT.match(resource)
     return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "", is_any_on_ledger)
-
-
-def is_authentication_free(method: str) -> bool:
-    """Return whether a call needs no key: health checks alone."""
-    return method.startswith("/grpc.health.v1.Health/")

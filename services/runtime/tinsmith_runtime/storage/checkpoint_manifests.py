@@ -22,7 +22,6 @@ from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     DataLossError,
     NotFoundError,
-    ResourceExhaustedError,
     StorageUnavailableError,
     StoreMismatchError,
 )
@@ -33,7 +32,6 @@ from tinsmith_runtime.storage.objects import (
     FileEntry,
     ObjectExistsError,
     Progress,
-    StoredObject,
     ignore_progress,
 )
 
@@ -93,7 +91,7 @@ def write_checkpoint(
     Raises:
         StorageFullError: If there is no room; the folder then holds no manifest.
         StorageUnavailableError: If the store does not answer. Calling again goes on with what it
-            has of large files; else the folder is found by `abandoned_folders`.
+            has of large files.
         ObjectExistsError: If another writer put a manifest meanwhile; it is left alone.
     """
     for name in files:
@@ -198,45 +196,6 @@ def verify_checkpoint(
     return manifest
 
 
-def fetch_checkpoint(
-    store: ObjectStore,
-    folder: str,
-    local_folder: Path,
-    *,
-    sha256: str | None = None,
-    max_bytes: int | None = None,
-    progress: Progress = ignore_progress,
-) -> Manifest:
-    """Download the files of a checkpoint, verified while they arrive, and return its manifest.
-
-    A file gets its name once it is whole and right. After a failure the same call fetches what is
-    missing; files that are there and right are kept.
-
-    Args:
-        store: Where the checkpoint is.
-        folder: Its folder.
-        local_folder: Where the files go; it is created.
-        sha256: What the manifest itself must hash to, where that is known.
-        max_bytes: What the files may take in all.
-        progress: Told of the bytes of all files.
-
-    Raises:
-        CheckpointCorruptError: If anything is missing, truncated or changed.
-        ResourceExhaustedError: If the files are larger than `max_bytes`; none was fetched.
-        StorageFullError: If the local disk is full.
-    """
-    manifest = read_manifest(store, folder, sha256=sha256)
-    total_bytes = manifest.size_bytes
-    if max_bytes is not None and total_bytes > max_bytes:
-        raise ResourceExhaustedError(
-            f"checkpoint {folder} has {total_bytes} bytes, at most {max_bytes} are allowed",
-            folder=folder,
-            limit=max_bytes,
-        )
-    fetch_files(store, folder, manifest, local_folder, progress=progress)
-    return manifest
-
-
 def fetch_files(
     store: ObjectStore,
     folder: str,
@@ -245,7 +204,10 @@ def fetch_files(
     *,
     progress: Progress = ignore_progress,
 ) -> None:
-    """Download the files that a manifest names; see `fetch_checkpoint`.
+    """Download the files that a manifest names, verified while they arrive.
+
+    A file gets its name once it is whole and right. After a failure the same call fetches what is
+    missing; files that are there and right are kept.
 
     Raises:
         CheckpointCorruptError: If anything is missing, truncated or changed.
@@ -297,28 +259,6 @@ def copy_checkpoint(store: ObjectStore, folder: str, target: str) -> Manifest:
         except NotFoundError as error:
             raise _corrupt(folder, name, "is missing") from error
     return manifest
-
-
-def abandoned_folders(
-    store: ObjectStore, parent: str, *, min_age_s: float, now_s: float
-) -> list[str]:
-    """Return folders below one that holds checkpoints whose manifest was never written.
-
-    Args:
-        store: Where to look.
-        parent: A folder of checkpoints, and of nothing else: what has no manifest is to be deleted.
-        min_age_s: How long nothing must have been written to a folder.
-        now_s: Seconds since the epoch.
-    """
-    contents: dict[str, list[StoredObject]] = {}
-    for each in store.list_folder(parent):
-        contents.setdefault(each.path.rpartition("/")[0], []).append(each)
-    return [
-        folder
-        for folder, objects in sorted(contents.items())
-        if all(each.path != f"{folder}/{MANIFEST_NAME}" for each in objects)
-        and all(now_s - each.modified_time_s >= min_age_s for each in objects)
-    ]
 
 
 def write_manifest(

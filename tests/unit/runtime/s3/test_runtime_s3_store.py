@@ -38,16 +38,14 @@ from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     ConfigError,
     DataLossError,
-    ResourceExhaustedError,
     StorageRefusedError,
     StorageUnavailableError,
 )
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_runtime.storage.checkpoint_manifests import (
     MANIFEST_NAME,
-    abandoned_folders,
     copy_checkpoint,
-    fetch_checkpoint,
+    fetch_files,
     find_folder,
     read_checkpoint,
     verify_checkpoint,
@@ -231,14 +229,12 @@ def test_checkpoints_of_files_and_bytes(
     assert verify_checkpoint(store, "copy", sha256=written.sha256) == manifest
 
     local = tmp_path / "local"
-    with pytest.raises(ResourceExhaustedError, match="at most 10"):
-        fetch_checkpoint(store, FOLDER, local, max_bytes=10)
-    assert fetch_checkpoint(store, FOLDER, local, sha256=written.sha256) == manifest
+    fetch_files(store, FOLDER, manifest, local)
     assert {path.name: path.read_bytes() for path in local.iterdir()} == files
     # What is there and right is kept, what is damaged is fetched again.
     before_s = (local / "weights.safetensors").stat().st_mtime_ns
     (local / "config.json").write_bytes(b"[]")
-    fetch_checkpoint(store, FOLDER, local)
+    fetch_files(store, FOLDER, manifest, local)
     assert (local / "config.json").read_bytes() == b"{}"
     assert (local / "weights.safetensors").stat().st_mtime_ns == before_s
 
@@ -247,18 +243,8 @@ def test_checkpoints_of_files_and_bytes(
         with pytest.raises(CheckpointCorruptError, match="SHA-256"):
             call(store, FOLDER)
     with pytest.raises(CheckpointCorruptError, match="SHA-256"):
-        fetch_checkpoint(store, FOLDER, tmp_path / "other")
+        fetch_files(store, FOLDER, manifest, tmp_path / "other")
     assert not (tmp_path / "other" / "weights.safetensors").exists()
-
-
-def test_folders_without_a_manifest_are_found_once_they_are_old(store: ObjectStore) -> None:
-    parent = "projects/p/trainingRuns/r/checkpoints"
-    write_checkpoint(store, f"{parent}/training/whole", {"a": b"1"}, {})
-    store.write(f"{parent}/training/abandoned/a", b"1")
-    now_s = time.time()
-    assert abandoned_folders(store, parent, min_age_s=3600, now_s=now_s) == []
-    found = abandoned_folders(store, parent, min_age_s=3600, now_s=now_s + 4000)
-    assert found == [f"{parent}/training/abandoned"]
 
 
 def test_a_store_of_its_own_uri_is_the_same_store(

@@ -8,7 +8,6 @@ folder holds `train.jsonl`, and `test.jsonl` or `validation.jsonl`; or it was wr
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,6 @@ _HELD_OUT_PARTS = ("validation", "test")
 _HELD_OUT_EVERY = 5
 _FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 _MARK = "<image>"
-_PICTURES = {"images", "image"}
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -92,16 +90,6 @@ def load_pictures(data: str) -> Mapping[str, Sequence[PictureProblem]] | None:
             f"no answer of {data} is a number", remedy="give problems with answers such as 12"
         )
     return problems
-
-
-def _shows_pictures(path: Path) -> bool:
-    """Whether the first row of a file holds a picture; other faults of it are found later."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(next((line for line in file if line.strip()), "null"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(first, dict) and bool(_PICTURES & first.keys())
 
 
 def _read_picture(row: Mapping[str, Any], folder: Path, where: str) -> PictureProblem | None:
