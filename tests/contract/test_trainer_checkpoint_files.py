@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -34,6 +34,7 @@ from tests.support.checkpoint_calls import (
 from tinsmith.v1 import checkpoint_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made
 from tinsmith_trainer.checkpoints.uploads import GIVES_WAY_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -239,7 +240,7 @@ async def test_pieces_that_have_no_place_are_refused(rig: TrainerRig) -> None:
 
 
 async def test_uploads_of_a_client_that_died_give_way_but_for_one_that_waits_to_be_imported(
-    rig: TrainerRig,
+    rig: TrainerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await rig.new_run("dead-client", project="dead-client")
     await run.step()
@@ -248,20 +249,24 @@ async def test_uploads_of_a_client_that_died_give_way_but_for_one_that_waits_to_
     complete = await begin_upload(run, wanted)
     for name, content in files.items():
         await send(run, complete, name, 0, content)
-    async with contextlib.AsyncExitStack() as busy:
-        # All that a project may do at once: the import waits.
-        for _ in range(2):
-            await busy.enter_async_context(rig.pod._tasks._turns.hold("dead-client"))
-        request = checkpoint_pb2.ImportCheckpointRequest(upload=complete.name, request_id=new_id())
-        operation = await run.call("ImportCheckpoint", request)
-        dead = await begin_upload(run, wanted)
-        for _ in range(6):
-            await begin_upload(run, wanted)
-        assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
-        rig.passed_s += GIVES_WAY_S + 60
-        for _ in range(7):
-            await begin_upload(run, wanted)
-        assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
+    work, may_begin = CheckpointWork.do, asyncio.Event()
+
+    async def wait_and_do(*arguments: Any) -> Made:
+        await may_begin.wait()
+        return await work(*arguments)
+
+    monkeypatch.setattr(CheckpointWork, "do", wait_and_do)
+    request = checkpoint_pb2.ImportCheckpointRequest(upload=complete.name, request_id=new_id())
+    operation = await run.call("ImportCheckpoint", request)
+    dead = await begin_upload(run, wanted)
+    for _ in range(6):
+        await begin_upload(run, wanted)
+    assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
+    rig.passed_s += GIVES_WAY_S + 60
+    for _ in range(7):
+        await begin_upload(run, wanted)
+    assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
+    may_begin.set()
     assert await reason(send(run, dead, WEIGHTS, 0, b"x")) == "UPLOAD_NOT_FOUND"
     made = response_of(await run.wait(operation), checkpoint_pb2.Checkpoint())
     assert files_of(made)[WEIGHTS] == files[WEIGHTS]
