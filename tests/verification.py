@@ -79,6 +79,14 @@ SUITES = (
     Suite(name="clients", shows="clients of OpenAI's API, unmodified", command="make test-clients"),
     Suite(name="vllm", shows="sampling with a real vLLM", command="make test-vllm"),
     Suite(name="attack", shows="nobody reaches what is another's", command="make attack"),
+    Suite(name="fuzz", shows="hostile messages beside a neighbour", command="make fuzz"),
+    Suite(
+        name="node",
+        shows="the chart and a training on a real kubelet",
+        command="make test-node",
+        # Its images and its tests have an hour each.
+        timeout_s=7500.0,
+    ),
     Suite(name="audit", shows="known vulnerabilities of what is locked", command="make audit"),
 )
 

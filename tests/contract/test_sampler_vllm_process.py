@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from tests.fakes.vllm_child import DIE, FOLDER
+from tests.fakes.vllm_child import DIE, FOLDER, GARBLE
 from tests.support.wait import eventually
 
 from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, SampleRequest
@@ -108,6 +108,22 @@ async def test_a_process_that_ended_is_started_again_with_the_adapters_that_it_h
     assert [one.tokens for one in after] == [one.tokens for one in before]
     assert engine.statistics().num_restarts == 1
     assert engine.statistics().num_requests == 0
+
+
+async def test_a_process_that_is_not_understood_is_started_again(
+    engine: VllmEngine, tmp_path: Path
+) -> None:
+    pid = engine.pid
+    with pytest.raises(WorkerUnavailableError):
+        await sampled(engine, first=GARBLE)
+    assert [one.tokens for one in await sampled(engine)] == [[0] * 3] * 2
+    assert (engine.statistics().num_restarts, engine.pid == pid) == (1, False)
+    # As one of another release would be from its first word.
+    (tmp_path / "garbled").touch()
+    with pytest.raises(WorkerUnavailableError):
+        await sampled(engine, first=DIE)
+    with pytest.raises(WorkerUnavailableError, match="cannot be started"):
+        await sampled(engine)
 
 
 @pytest.mark.parametrize("stall_timeout_s", [3.0])

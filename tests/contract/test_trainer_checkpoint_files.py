@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -33,6 +34,8 @@ from tests.support.checkpoint_calls import (
 from tinsmith.v1 import checkpoint_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made
+from tinsmith_trainer.checkpoints.uploads import GIVES_WAY_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -234,6 +237,39 @@ async def test_pieces_that_have_no_place_are_refused(rig: TrainerRig) -> None:
     await rig.pod.sweep_checkpoints()
     assert await reason(send(run, upload, WEIGHTS, 0, b"x")) == "UPLOAD_NOT_FOUND"
     await begin_upload(run, wanted)
+
+
+async def test_uploads_of_a_client_that_died_give_way_but_for_one_that_waits_to_be_imported(
+    rig: TrainerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await rig.new_run("dead-client", project="dead-client")
+    await run.step()
+    files = files_of(await run.saved("a"))
+    wanted = [described(content, name) for name, content in files.items()]
+    complete = await begin_upload(run, wanted)
+    for name, content in files.items():
+        await send(run, complete, name, 0, content)
+    work, may_begin = CheckpointWork.do, asyncio.Event()
+
+    async def wait_and_do(*arguments: Any) -> Made:
+        await may_begin.wait()
+        return await work(*arguments)
+
+    monkeypatch.setattr(CheckpointWork, "do", wait_and_do)
+    request = checkpoint_pb2.ImportCheckpointRequest(upload=complete.name, request_id=new_id())
+    operation = await run.call("ImportCheckpoint", request)
+    dead = await begin_upload(run, wanted)
+    for _ in range(6):
+        await begin_upload(run, wanted)
+    assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
+    rig.passed_s += GIVES_WAY_S + 60
+    for _ in range(7):
+        await begin_upload(run, wanted)
+    assert await reason(begin_upload(run, wanted)) == "LIMIT_EXCEEDED"
+    may_begin.set()
+    assert await reason(send(run, dead, WEIGHTS, 0, b"x")) == "UPLOAD_NOT_FOUND"
+    made = response_of(await run.wait(operation), checkpoint_pb2.Checkpoint())
+    assert files_of(made)[WEIGHTS] == files[WEIGHTS]
 
 
 async def test_hostile_and_unfit_adapters_are_refused_by_name(rig: TrainerRig) -> None:

@@ -1,4 +1,4 @@
-"""Idle uploads go; those that are being written stay."""
+"""Idle uploads go, or give way to another; those that are being written stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from tinsmith_runtime.errors import ResourceExhaustedError, UploadNotFoundError
 from tinsmith_runtime.ledger import StoredFile
-from tinsmith_trainer.checkpoints.uploads import IDLE_S, Upload, Uploads
+from tinsmith_trainer.checkpoints.uploads import GIVES_WAY_S, IDLE_S, Upload, Uploads
 
 RUN = "projects/p/trainingRuns/r"
 UPLOAD = Upload(
@@ -97,3 +97,91 @@ def test_the_bytes_of_a_project_are_bounded_before_any_arrives(
     uploads.create(upload("q", "u1", 99))
     uploads.remove(upload("p", "u1", 59).name)
     uploads.create(upload("p", "u2", 40))
+
+
+def begin_eight(uploads: Uploads, clock: Clock, size_bytes: int = 1) -> list[Upload]:
+    """Begin as many as a project may have, a second between them, each with a byte."""
+    begun = [upload("p", f"u{number}", size_bytes) for number in range(8)]
+    for one in begun:
+        uploads.create(one)
+        uploads.write(one.name, ADAPTER_FILE, 0, b"x")
+        clock.now_s += 1
+    return begun
+
+
+def test_the_longest_idle_upload_gives_way_to_a_ninth(
+    uploads: Uploads, clock: Clock, tmp_path: Path
+) -> None:
+    first, second, *others = begin_eight(uploads, clock)
+    uploads.create(upload("q", "u1", 1))
+    # Of the first one only its client knows that it goes on.
+    uploads.write(first.name, ADAPTER_CONFIG_FILE, 0, b"x")
+    # The second one was written to seven seconds ago.
+    clock.now_s += GIVES_WAY_S - 7.5
+    with pytest.raises(ResourceExhaustedError, match="8 uploads"):
+        uploads.create(upload("p", "ninth", 1))
+    clock.now_s += 1
+    ninth = uploads.create(upload("p", "ninth", 1))
+    assert not (tmp_path / "uploads" / "p" / "r" / "u1").exists()
+    for one in (first, *others, ninth, upload("q", "u1", 1)):
+        assert uploads.get(one.name).name == one.name
+    with pytest.raises(UploadNotFoundError, match="was given up"):
+        uploads.write(second.name, ADAPTER_FILE, 1, b"x")
+    with pytest.raises(UploadNotFoundError, match="was given up"):
+        uploads.complete(second.name)
+    # Its place is another's, which is not idle: the next one waits for the next idle one.
+    with pytest.raises(ResourceExhaustedError, match="8 uploads"):
+        uploads.create(second)
+
+
+def test_a_client_whose_upload_gave_way_begins_it_anew(uploads: Uploads, clock: Clock) -> None:
+    first, *_ = begin_eight(uploads, clock)
+    clock.now_s += GIVES_WAY_S
+    uploads.create(upload("p", "ninth", 1))
+    # The same request: it takes the place of the next idle one, and no byte of it is there.
+    again = uploads.create(first)
+    assert uploads.received(again) == {ADAPTER_CONFIG_FILE: 0, ADAPTER_FILE: 0}
+
+
+def test_an_upload_that_is_imported_gives_way_to_none(uploads: Uploads, clock: Clock) -> None:
+    first, second, *_ = begin_eight(uploads, clock)
+    clock.now_s += GIVES_WAY_S
+    uploads.create(upload("p", "ninth", 1), in_use={first.name})
+    assert uploads.get(first.name).name == first.name
+    with pytest.raises(UploadNotFoundError):
+        uploads.get(second.name)
+
+
+def test_idle_uploads_give_way_to_the_bytes_of_another_if_that_helps(
+    uploads: Uploads, clock: Clock
+) -> None:
+    begun = [upload("p", f"u{number}", 29) for number in range(3)]
+    for one in begun:
+        uploads.create(one)
+        clock.now_s += 1
+    clock.now_s += GIVES_WAY_S
+    uploads.write(begun[2].name, ADAPTER_FILE, 0, b"x")
+    # The idle ones would not do: they stay.
+    with pytest.raises(ResourceExhaustedError, match="90 bytes"):
+        uploads.create(upload("p", "large", 79))
+    assert uploads.get(begun[0].name).name == begun[0].name
+    uploads.create(upload("p", "small", 39))
+    assert uploads.get(begun[1].name).name == begun[1].name
+    with pytest.raises(UploadNotFoundError):
+        uploads.get(begun[0].name)
+
+
+def test_a_piece_that_arrives_while_its_upload_goes_leaves_nothing(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads.create(UPLOAD)
+    folder = tmp_path / "uploads" / "p" / "r" / "u"
+
+    def go(_: int) -> None:
+        # As another thread does between two lines of the write.
+        (folder / "upload.json").unlink()
+
+    monkeypatch.setattr("os.fsync", go)
+    with pytest.raises(UploadNotFoundError):
+        uploads.write(UPLOAD.name, ADAPTER_FILE, 0, b"x")
+    assert not folder.exists()

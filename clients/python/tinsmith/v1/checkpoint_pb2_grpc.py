@@ -284,8 +284,9 @@ class CheckpointServiceServicer:
     def CreateCheckpointUpload(self, request, context):
         """Begins the upload of a PEFT adapter, which becomes a checkpoint by `ImportCheckpoint`.
 
-        Its files are sent with `UploadCheckpointFile`. An upload that nobody writes to for a day is
-        removed.
+        Its files are sent with `UploadCheckpointFile`. An upload that is not written to for a day is
+        removed. One of ten minutes without a piece gives way to another of its project that has no
+        room otherwise.
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
@@ -293,7 +294,8 @@ class CheckpointServiceServicer:
         * `INVALID_ARGUMENT` (`FILE_REFUSED`): the files are not `adapter_config.json` and
         `adapter_model.safetensors`, or one is too large; nothing else is taken, pickles least.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
-        * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have.
+        * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have, or as
+        many bytes of them, and too few of them are idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -303,7 +305,8 @@ class CheckpointServiceServicer:
         """Adds a piece, at most 4 MiB, to a file of an upload. Repeating a piece changes nothing.
 
         Errors:
-        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload, or it was idle and
+        was given up.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`, `FILE_REFUSED`): the upload has no such file, or the piece
         goes beyond its size.
         * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): pieces before it are missing; `received_bytes`

@@ -21,8 +21,15 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from tinsmith_sampler.vllm.messages import (
+from tinsmith_sampler.vllm.frames import (
     LENGTH_BYTES,
+    FrameError,
+    command_of,
+    length_of,
+    stepped_frames,
+    to_frame,
+)
+from tinsmith_sampler.vllm.messages import (
     Abort,
     AddAdapter,
     Command,
@@ -33,11 +40,9 @@ from tinsmith_sampler.vllm.messages import (
     LikeliestTokens,
     Ready,
     RemoveAdapter,
-    Stepped,
     Update,
-    from_content,
-    length_of,
-    to_frame,
+    problem_of,
+    refusal_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,7 +73,7 @@ class EngineLoop:
             self._apply(is_waiting=not is_busy)
             if self._engine.has_unfinished_requests():
                 outputs = self._engine.step()
-                self._send(Stepped([_update(output) for output in outputs]))
+                self._send_updates([_update(output) for output in outputs])
 
     def _apply(self, *, is_waiting: bool) -> None:
         """Apply all commands that are there; wait for one if there is nothing else to do."""
@@ -117,37 +122,27 @@ class EngineLoop:
             )
         except Exception as error:
             logger.exception("a completion was refused")
-            self._send(
-                Stepped(
-                    [
-                        Update(
-                            sample=command.sample,
-                            tokens=[],
-                            logprobs=[],
-                            likeliest=[],
-                            finish_reason=None,
-                            num_cached_tokens=0,
-                            problem=str(error) or type(error).__name__,
-                        )
-                    ]
-                )
-            )
+            self._send_updates([refusal_of(command.sample, problem_of(error))])
 
     def _call(self, call: int, function: Any, *args: Any) -> None:
         try:
             function(*args)
         except Exception as error:
             logger.exception("a command failed")
-            self._send(Done(call, str(error) or type(error).__name__))
+            self._send(Done(call, problem_of(error)))
         else:
             self._send(Done(call))
 
     def _read(self) -> None:
-        while True:
-            self._commands.put(self._receive())
+        try:
+            while True:
+                self._commands.put(self._receive())
+        except FrameError:
+            logger.exception("what the sampler says is not understood")
+            os._exit(1)
 
-    def _receive(self) -> Any:
-        return from_content(self._bytes(length_of(self._bytes(LENGTH_BYTES))))
+    def _receive(self) -> Command:
+        return command_of(self._bytes(length_of(self._bytes(LENGTH_BYTES))))
 
     def _bytes(self, count: int) -> bytes:
         parts = bytearray()
@@ -161,6 +156,10 @@ class EngineLoop:
 
     def _send(self, event: Event) -> None:
         self._connection.sendall(to_frame(event))
+
+    def _send_updates(self, updates: list[Update]) -> None:
+        for frame in stepped_frames(updates):
+            self._connection.sendall(frame)
 
 
 def _load(settings: Configure) -> LLMEngine:

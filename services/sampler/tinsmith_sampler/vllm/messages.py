@@ -1,18 +1,14 @@
-"""What a sampler and its vLLM process say to each other.
+"""What a sampler and its vLLM process say to each other; `frames` has its form on the socket.
 
-A frame is a length and a pickle of one of these classes. Both ends are one program in two
-environments: the standard library is all that they share, and neither end listens on a port.
+Both ends are one program in two environments: the standard library is all that they share, and
+neither end listens on a port.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 from dataclasses import dataclass
-from typing import Any
 
-_LENGTH = struct.Struct(">Q")
-LENGTH_BYTES = _LENGTH.size
+_MAX_PROBLEM_CHARACTERS = 4096
 
 LikeliestTokens = list[tuple[int, float]]
 """Token ids and log-probabilities, likeliest first."""
@@ -134,18 +130,19 @@ class Stepped:
 Event = Ready | Done | Stepped
 
 
-def to_frame(message: Command | Event) -> bytes:
-    """Return a message as bytes, its length first."""
-    content = pickle.dumps(message, protocol=5)
-    return _LENGTH.pack(len(content)) + content
+def problem_of(error: Exception) -> str:
+    """Return what an error of vLLM says, cut where it repeats what it was given."""
+    return (str(error) or type(error).__name__)[:_MAX_PROBLEM_CHARACTERS]
 
 
-def length_of(start: bytes) -> int:
-    """Return how many bytes follow the first ones of a frame."""
-    (length,) = _LENGTH.unpack(start)
-    return int(length)
-
-
-def from_content(content: bytes) -> Any:
-    """Return the message of a frame, whose other end this process made, or was made by."""
-    return pickle.loads(content)
+def refusal_of(sample: int, problem: str) -> Update:
+    """Return the update of a completion that is refused."""
+    return Update(
+        sample=sample,
+        tokens=[],
+        logprobs=[],
+        likeliest=[],
+        finish_reason=None,
+        num_cached_tokens=0,
+        problem=problem,
+    )

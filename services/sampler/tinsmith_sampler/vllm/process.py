@@ -15,8 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tinsmith_runtime.errors import CheckpointIncompatibleError, WorkerUnavailableError
-from tinsmith_sampler.vllm.messages import (
+from tinsmith_sampler.vllm.frames import (
     LENGTH_BYTES,
+    FrameError,
+    event_of,
+    length_of,
+    to_frame,
+)
+from tinsmith_sampler.vllm.messages import (
     Abort,
     Command,
     Configure,
@@ -26,9 +32,6 @@ from tinsmith_sampler.vllm.messages import (
     Ready,
     Stepped,
     Update,
-    from_content,
-    length_of,
-    to_frame,
 )
 
 logger = logging.getLogger(__name__)
@@ -131,7 +134,9 @@ class VllmProcess:
             self._send(self._settings)
             async with asyncio.timeout(self._interpreter.start_timeout_s):
                 ready = await _receive(reader)
-        except (TimeoutError, OSError, EOFError) as error:
+            if not isinstance(ready, Ready):
+                raise FrameError(f"vLLM began with {type(ready).__name__}")
+        except (TimeoutError, OSError, EOFError, FrameError) as error:
             await self.stop()
             raise WorkerUnavailableError(
                 "vLLM did not start; the log of the pod has its reason"
@@ -139,8 +144,6 @@ class VllmProcess:
         except BaseException:
             await self.stop()
             raise
-        if not isinstance(ready, Ready):
-            raise TypeError(f"vLLM began with {type(ready).__name__}")
         self.note_work()
         self._reading = asyncio.create_task(self._read(reader))
         return ready
@@ -256,5 +259,4 @@ class VllmProcess:
 
 async def _receive(reader: asyncio.StreamReader) -> Event:
     start = await reader.readexactly(LENGTH_BYTES)
-    event: Event = from_content(await reader.readexactly(length_of(start)))
-    return event
+    return event_of(await reader.readexactly(length_of(start)))

@@ -32,7 +32,7 @@ from tinsmith_runtime.ledger import (
 )
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.shielded import start
-from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made, TaskWork
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork, ImportWork, Made, TaskWork
 from tinsmith_trainer.metrics import CHECKPOINT_TASKS
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
@@ -160,6 +160,15 @@ class CheckpointTasks:
         if running is not None:
             await asyncio.wait({running}, timeout=timeout_s)
         return await self.get(name)
+
+    async def uploads_in_use(self, project: str) -> frozenset[str]:
+        """Return the uploads of a project whose imports have not ended."""
+        works = [
+            self._codec.decode_task(task.kind, task.checkpoint, task.payload)
+            for task in await self._ledger.list_pending_tasks()
+            if RunName.parse(task.run).project == project
+        ]
+        return frozenset(work.upload for work in works if isinstance(work, ImportWork))
 
     def progress(self, name: str) -> TaskProgress:
         """Return how far a task is."""

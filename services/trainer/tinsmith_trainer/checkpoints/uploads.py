@@ -2,17 +2,19 @@
 
 An upload is a folder of this machine: what was promised (`upload.json`) and what arrived so far. It
 outlives a restart of the pod. Nothing of it is looked into before it is complete; see `imports`.
+One that is idle for minutes gives way once its project wants its room, and for a day goes anyhow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,9 +31,13 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.ledger import StoredFile
 from tinsmith_runtime.storage.file import full_disk_is_typed
 
+logger = logging.getLogger(__name__)
+
 MAX_PIECE_BYTES = 4 * 2**20
 MAX_CONFIG_BYTES = 2**20
 IDLE_S = 24 * 3600.0
+GIVES_WAY_S = 600.0
+"""Time without a piece after which an upload may give way: longer than a client tries one again."""
 _MAX_PROJECT_UPLOADS = 8
 _PROMISE = "upload.json"
 _SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -56,6 +62,15 @@ class Upload:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One upload among those of its project."""
+
+    name: str
+    promised_bytes: int
+    idle_s: float
+
+
 class Uploads:
     """All uploads of a trainer. Methods block and belong in a thread, one at a time for an upload.
 
@@ -74,8 +89,14 @@ class Uploads:
         self._max_project_bytes = max_project_bytes
         self._clock = clock
 
-    def create(self, upload: Upload) -> Upload:
+    def create(self, upload: Upload, *, in_use: Collection[str] = ()) -> Upload:
         """Begin an upload, or return the one that the same request began.
+
+        Where the project has no room for it, the longest idle uploads of the project give way.
+
+        Args:
+            upload: What is promised.
+            in_use: Names of those that wait to be imported: they give way to none.
 
         Raises:
             FileRefusedError: If it consists of other files than an adapter has, or of large ones.
@@ -93,8 +114,7 @@ class Uploads:
                     upload=upload.name,
                 )
             return known
-        project = self._root / folder.relative_to(self._root).parts[0]
-        self._require_room(project, upload)
+        self._make_room(upload, in_use)
         with full_disk_is_typed(folder):
             folder.mkdir(parents=True, exist_ok=True)
             temporary = folder / f".{_PROMISE}"
@@ -149,12 +169,17 @@ class Uploads:
             )
         folder = self._folder(name)
         rest = data[there - offset :]
-        if rest:
-            with full_disk_is_typed(folder), (folder / file_name).open("ab") as file:
-                file.write(rest)
-                file.flush()
-                os.fsync(file.fileno())
-        self._touch(folder / _PROMISE)
+        try:
+            if rest:
+                with full_disk_is_typed(folder), (folder / file_name).open("ab") as file:
+                    file.write(rest)
+                    file.flush()
+                    os.fsync(file.fileno())
+            self._touch(folder / _PROMISE)
+        except FileNotFoundError as error:
+            # It went meanwhile: what was just written must not stay behind.
+            self.remove(name)
+            raise upload_not_found(name) from error
         return upload
 
     def complete(self, name: str) -> tuple[Upload, dict[str, Path]]:
@@ -177,32 +202,62 @@ class Uploads:
 
     def remove(self, name: str) -> None:
         """Remove an upload; none is fine."""
-        shutil.rmtree(self._folder(name), ignore_errors=True)
+        _remove(self._folder(name))
 
     def sweep(self) -> None:
         """Remove the uploads that were not written to for a day."""
         for folder in self._root.glob("*/*/*"):
             if self._idle_s(folder) > IDLE_S:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
-    def _require_room(self, project: Path, upload: Upload) -> None:
-        """Raise if a project may not have one more upload; nothing was written for it yet."""
-        promises = list(project.glob(f"*/*/{_PROMISE}"))
-        if len(promises) >= _MAX_PROJECT_UPLOADS:
-            raise ResourceExhaustedError(
-                f"the project has {_MAX_PROJECT_UPLOADS} uploads, which is its limit; import one, "
-                "or wait a day until it is removed",
+    def _make_room(self, upload: Upload, in_use: Collection[str]) -> None:
+        """Let idle uploads of a project give way to one more, as few as will do.
+
+        Raises:
+            ResourceExhaustedError: If all that may give way would not do; none has gone then.
+        """
+        wanted = sum(file.size_bytes for file in upload.files)
+        places = sorted(self._places_of(upload), key=lambda place: place.idle_s)
+        idle = [
+            place for place in places if place.idle_s >= GIVES_WAY_S and place.name not in in_use
+        ]
+        going: list[_Place] = []
+        refusal = self._refusal(places, wanted)
+        while refusal and self._refusal(places, wanted):
+            if not idle:
+                raise refusal
+            going.append(idle.pop())
+            places.remove(going[-1])
+        for place in going:
+            logger.info("upload gave way", extra={"upload": place.name, "idle_s": place.idle_s})
+            self.remove(place.name)
+
+    def _refusal(self, places: Sequence[_Place], wanted: int) -> ResourceExhaustedError | None:
+        """Return why a project may not have one more upload, if it may not."""
+        until = f"import one, or wait until one has been idle for {GIVES_WAY_S:.0f} s and gives way"
+        if len(places) >= _MAX_PROJECT_UPLOADS:
+            return ResourceExhaustedError(
+                f"the project has {_MAX_PROJECT_UPLOADS} uploads, which is its limit; {until}",
                 limit=_MAX_PROJECT_UPLOADS,
             )
-        promised = sum(map(_promised_bytes, promises))
-        wanted = sum(file.size_bytes for file in upload.files)
-        if promises and promised + wanted > self._max_project_bytes:
-            raise ResourceExhaustedError(
+        promised = sum(place.promised_bytes for place in places)
+        if places and promised + wanted > self._max_project_bytes:
+            return ResourceExhaustedError(
                 f"the uploads of the project come to {promised} bytes and this one to {wanted}, "
-                f"{self._max_project_bytes} are allowed; import one, or wait a day until it is "
-                "removed",
+                f"{self._max_project_bytes} are allowed; {until}",
                 limit=self._max_project_bytes,
             )
+        return None
+
+    def _places_of(self, upload: Upload) -> Iterator[_Place]:
+        """Yield the uploads that there are of the project of one."""
+        project = self._folder(upload.name).parents[1]
+        for promise in project.glob(f"*/*/{_PROMISE}"):
+            # One that was removed just now takes no room.
+            with contextlib.suppress(FileNotFoundError):
+                content = json.loads(promise.read_text())
+                promised = sum(file["size_bytes"] for file in content["files"])
+                yield _Place(content["name"], promised, self._idle_s(promise.parent))
 
     def _check(self, files: Sequence[StoredFile]) -> None:
         limits = {ADAPTER_CONFIG_FILE: MAX_CONFIG_BYTES, ADAPTER_FILE: self._max_bytes}
@@ -250,15 +305,14 @@ class Uploads:
 def upload_not_found(name: str) -> UploadNotFoundError:
     """Return the error for an upload that does not exist, or belongs to another project."""
     return UploadNotFoundError(
-        f"upload {name} does not exist in your project, or was given up; create another one",
+        f"upload {name} does not exist in your project, or was idle and was given up; create "
+        "another one",
         upload=name,
     )
 
 
-def _promised_bytes(promise: Path) -> int:
-    """Return what an upload will come to; nothing of one that was removed just now."""
-    try:
-        files = json.loads(promise.read_text())["files"]
-    except FileNotFoundError:
-        return 0
-    return sum(file["size_bytes"] for file in files)
+def _remove(folder: Path) -> None:
+    """Remove the folder of an upload; none is fine."""
+    # First what makes it one: a piece that arrives meanwhile then finds that it is gone.
+    (folder / _PROMISE).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -74,7 +74,8 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self._runs = runs
         self._domain = domain
         self._checkpoints = domain.registry
-        # Chunks of one upload are written one after the other, whatever a client does.
+        # By upload: its chunks are written one after the other, whatever a client does. By project:
+        # none gives way while it is accepted for an import.
         self._upload_locks = KeyedLocks()
 
     async def GetCheckpoint(
@@ -175,12 +176,13 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         name = _own_upload(request.upload)
         await self._own_run(name.run_name)
         task = self._task("import", name.run_name, "", request)
-        known = await self._domain.tasks.find(task.name)
-        if known is None:
-            await self._require_room(name.project)
-            upload, _ = await asyncio.to_thread(self._domain.uploads.complete, str(name))
-            task = self._task("import", name.run_name, upload.checkpoint, request)
-        return self._describe(await self._domain.tasks.submit(task))
+        async with self._upload_locks.of(name.project):
+            known = await self._domain.tasks.find(task.name)
+            if known is None:
+                await self._require_room(name.project)
+                upload, _ = await asyncio.to_thread(self._domain.uploads.complete, str(name))
+                task = self._task("import", name.run_name, upload.checkpoint, request)
+            return self._describe(await self._domain.tasks.submit(task))
 
     async def CreateCheckpointDownload(
         self, request: checkpoint_pb2.CreateCheckpointDownloadRequest, context: Context
@@ -218,7 +220,8 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         wanted = checkpoint_codec.decode_upload(parent, request)
         # By project, whose uploads are counted.
         async with self._upload_locks.of(parent.project):
-            upload = await asyncio.to_thread(self._domain.uploads.create, wanted)
+            in_use = await self._domain.tasks.uploads_in_use(parent.project)
+            upload = await asyncio.to_thread(self._domain.uploads.create, wanted, in_use=in_use)
         return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
 
     async def UploadCheckpointFile(
