@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.tiers import TIERED
+
 ROOT = Path(__file__).parents[1]
 KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "USER", "LOGNAME")
 KEPT_PARTS = ("PROXY", "CERT", "CA_BUNDLE", "INDEX_URL", "REGISTRY")
@@ -31,7 +33,6 @@ SMOKE = (
 )
 TOOLS = ("npm", "git", "openssl", "bwrap", "strace", "prometheus", "promtool", "kubectl", "helm")
 """What some tests look for; without them their targets install it, or say what is missing."""
-_TIERED = ("tests/unit/", "tests/contract/", "tests/integration/")
 
 
 def main() -> int:
@@ -99,7 +100,7 @@ def _changed_tests(base: str) -> list[str]:
     return [
         name
         for name in names
-        if name.startswith(_TIERED) and Path(name).name.startswith("test_") and name.endswith(".py")
+        if name.startswith(TIERED) and Path(name).name.startswith("test_") and name.endswith(".py")
     ]
 
 

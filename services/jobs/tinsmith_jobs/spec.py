@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tinsmith_jobs.quantities import Resources
@@ -120,6 +120,17 @@ class Template:
     """Secrets of registries, besides those of the deployment."""
     service_account: str = ""
     """Of the pods; its token is not mounted."""
+
+    @property
+    def variable_sources(self) -> Iterator[Mapping[str, object]]:
+        """What variables of all containers are taken from, each as in `valueFrom` or `envFrom`."""
+        parts: tuple[Template | InitContainer, ...] = (self, *self.init_containers)
+        for part in parts:
+            for variable in part.env:
+                source = variable.get("valueFrom")
+                if isinstance(source, Mapping):
+                    yield source
+            yield from part.env_from
 
 
 @dataclass(frozen=True, slots=True)

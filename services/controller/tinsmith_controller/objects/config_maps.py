@@ -17,7 +17,7 @@ from typing import Protocol
 from tinsmith_controller.kube.api_client import CONFIG_MAPS, ApiError, Json, Resource
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
-from tinsmith_jobs.spec import DRIVER, InitContainer, JobSpec, PoolSpec, Role, Template
+from tinsmith_jobs.spec import DRIVER, JobSpec, PoolSpec, Role, Template
 
 LOOK_AGAIN_S = 10.0
 """Age from which what is known is read again."""
@@ -181,19 +181,17 @@ def _mounted(template: Template) -> list[str]:
 
 
 def _named_in(template: Template) -> Iterator[tuple[str, str]]:
-    sources: list[object] = [volume.source for volume in template.volumes if volume.kind == _KIND]
-    parts: tuple[Template | InitContainer, ...] = (template, *template.init_containers)
-    for part in parts:
-        sources += [variable.get("valueFrom") for variable in part.env] + [*part.env_from]
-    for source in sources:
-        if not isinstance(source, Mapping):
+    references = [
+        source.get("configMapKeyRef") or source.get("configMapRef")
+        for source in template.variable_sources
+    ]
+    references += [volume.source for volume in template.volumes if volume.kind == _KIND]
+    for reference in references:
+        if not isinstance(reference, Mapping) or reference.get("optional"):
             continue
-        reference = source.get("configMapKeyRef") or source.get("configMapRef") or source
-        name = reference.get("name")
-        if name is None or reference.get("optional"):
-            continue
-        yield from ((str(name), str(each["key"])) for each in reference.get("items", ()))
-        yield str(name), str(reference.get("key", ""))
+        name = str(reference["name"])
+        yield from ((name, str(each["key"])) for each in reference.get("items", ()))
+        yield name, str(reference.get("key", ""))
 
 
 def _content(found: Mapping[str, _Found]) -> dict[str, frozenset[str] | None]:

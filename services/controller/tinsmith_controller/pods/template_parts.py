@@ -85,14 +85,9 @@ def _init_container(container: InitContainer, resources: Mapping[str, Any]) -> d
 def asked_secrets(role: Role) -> set[str]:
     """Return the names of all Secrets that a role's template names."""
     template = role.template
-    variables = [*template.env, *(entry for each in template.init_containers for entry in each.env)]
-    sources = [entry.get("valueFrom") for entry in variables]
-    sources += template.env_from
-    sources += [entry for each in template.init_containers for entry in each.env_from]
     references = [
         source.get(kind)
-        for source in sources
-        if isinstance(source, Mapping)
+        for source in template.variable_sources
         for kind in ("secretKeyRef", "secretRef")
     ]
     return {

@@ -226,8 +226,7 @@ class _Values:
             case Growth.BOUNDED:
                 return False
             case Growth.BROADCAST:
-                shape = np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
-                return math.prod(shape) > limit
+                return _num_broadcast(tensors) > limit
             case Growth.PRODUCT:
                 return math.prod(max(tensor.numel(), 1) for tensor in tensors) > limit
             case Growth.FREE:
@@ -237,8 +236,7 @@ class _Values:
         work = sum(tensor.numel() for tensor in tensors)
         if growth is Growth.BROADCAST:
             # Two short arguments may give a long result, each element of which is computed.
-            shape = np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
-            work = max(work, math.prod(shape))
+            work = max(work, _num_broadcast(tensors))
         name = call.target if "." in call.target else f"torch.{call.target}"
         if name in _MATMULS and len(tensors) == 2:
             # Each element of the result is a sum over the axis that both have.
@@ -260,6 +258,11 @@ class _Values:
         if num_elements > self._num_left:
             raise ValueError("gives more elements than a loss may have in all")
         return num_elements
+
+
+def _num_broadcast(tensors: Sequence[Tensor]) -> int:
+    """Return how many elements come of arguments that are broadcast against each other."""
+    return math.prod(np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors)))
 
 
 def _caught(node: str, compute: Callable[[], Any]) -> Any:
