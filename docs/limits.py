@@ -95,11 +95,12 @@ def page() -> str:
 _MEASURED = """## Time of others, measured
 
 What a request of another project took, in seconds, while one project used a bound up: alone, and at
-worst beside it. `tinsmith up` with a tiny model on two cores of a CPU, beside much other load.
-Elsewhere the figures differ; that others wait for a second at most is what these bounds are for.
+worst beside it. And by how many MiB the server's memory grew. `tinsmith up` with a tiny model on
+two cores of a CPU, beside other load. Elsewhere the figures differ; that others wait for a second
+at most is what these bounds are for.
 
-| bound | what one project does | what another asks for | alone | beside it |
-| --- | --- | --- | --- | --- |"""
+| bound | what one project does | what another asks for | alone | beside it | memory |
+| --- | --- | --- | --- | --- | --- |"""
 
 _TITLES = "| what | default | of whom | set by | beyond it |"
 _RULE = "| --- | --- | --- | --- | --- |"
@@ -132,11 +133,12 @@ def _rows_of_constants(pod: str) -> Iterator[str]:
 
 
 def _rows_measured() -> Iterator[str]:
-    for place, done, asked, alone_s, beside_s in _LISTED["measured"]["rows"]:
+    for place, done, asked, alone_s, beside_s, memory_mib in _LISTED["measured"]["rows"]:
         pod, path = place.split("/", 1)
         if path not in _LISTED["constants"].get(pod, {}):
             sys.exit(f"docs/limits.toml has a time of {place}, which is no bound there")
-        yield f"| `{place.split(':')[1]}` | {done} | {asked} | {alone_s:g} | {beside_s:g} |"
+        name, grown = place.split(":")[1], f"{memory_mib:,}" if memory_mib >= 0 else ""
+        yield f"| `{name}` | {done} | {asked} | {alone_s:g} | {beside_s:g} | {grown} |"
 
 
 def _root_of(pod: str) -> Path:

@@ -14,6 +14,10 @@ import tinsmith
 from tinsmith.recipes import match
 from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
 from tinsmith.recipes.reinforcement import Summary
+from tinsmith.rollouts import NoRolloutsError
+from tinsmith.rollouts.adapters import ServiceSampler
+from tinsmith.rollouts.interfaces import Completion
+from tinsmith.types import ModelInput, SamplingParams
 
 CONFIG = match.Config(
     data="kuhn",
@@ -140,3 +144,24 @@ def test_settings_that_cannot_be_are_refused_before_a_run_begins(
             match.main(config, client)
         assert len(client.runs.list()) == num_runs
     assert not (tmp_path / "new").exists()
+
+
+def test_a_step_without_a_whole_game_says_why(
+    embedded: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_async = ServiceSampler.sample_async
+
+    async def fail(
+        sampler: ServiceSampler, prompt: ModelInput, params: SamplingParams
+    ) -> Completion:
+        if params.temperature > 0:  # Validation is greedy.
+            raise tinsmith.UnavailableError("the sampler is gone")
+        return await sample_async(sampler, prompt, params)
+
+    monkeypatch.setattr(ServiceSampler, "sample_async", fail)
+    config = match.Config(data="kuhn", output_dir=tmp_path, **SHORT | {"num_imitation_steps": 0})
+    with (
+        embedded.client() as client,
+        pytest.raises(NoRolloutsError, match=r"white: .*the sampler is gone"),
+    ):
+        match.main(config, client)

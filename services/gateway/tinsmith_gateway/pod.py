@@ -11,6 +11,7 @@ from tinsmith.v1 import episode_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.app import create_app
 from tinsmith_gateway.config import GatewayConfig
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.proxy.grpc_proxy import PassThrough
 from tinsmith_gateway.proxy.grpc_server import NativeServer
 from tinsmith_gateway.services import Services
@@ -121,6 +122,7 @@ class GatewayPod(Pod):
             limits=self._limits,
             drain=self._drain,
             confined=self._confined,
+            threads=ProjectThreads(),
         )
         self._tinker = TinkerWire(services)
         await self._tinker.start()

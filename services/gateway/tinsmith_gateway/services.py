@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.confined.process import ConfinedProcesses
@@ -26,6 +27,7 @@ class Services:
         limits: What each key may have in flight.
         drain: Whether the gateway is shutting down.
         confined: Processes for what strangers wrote.
+        threads: Run what requests cost, a few of each project at a time.
     """
 
     config: GatewayConfig
@@ -36,3 +38,4 @@ class Services:
     limits: Limits
     drain: Drain
     confined: ConfinedProcesses
+    threads: ProjectThreads

@@ -12,6 +12,7 @@ from tests.support.wait import eventually
 
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker import bodies, sample_futures
 from tinsmith_gateway.tinker.future_store import FutureStore
@@ -77,6 +78,7 @@ def make(database: Database, sampler: SlowSampler) -> Samples:
         cast(Upstream, sampler),
         cast(Callers, PodKeys()),
         Usage(database),
+        ProjectThreads(),
     )
 
 
@@ -190,7 +192,13 @@ async def test_the_end_of_a_sample_is_kept_once_the_database_is_back(
 ) -> None:
     sampler.may_draw.set()
     store = FlakyStore(database, num_failures=3)
-    drawn = Samples(store, cast(Upstream, sampler), cast(Callers, PodKeys()), Usage(database))
+    drawn = Samples(
+        store,
+        cast(Upstream, sampler),
+        cast(Callers, PodKeys()),
+        Usage(database),
+        ProjectThreads(),
+    )
     await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     ended = await drawn.wait("a", FUTURE, 30)
     assert not isinstance(ended, str)

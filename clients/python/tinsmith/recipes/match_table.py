@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         self._members: list[Member] = []
         self._epoch = 0
         self._is_updating = False
+        self._problems: Counter[str] = Counter()
 
     def __enter__(self) -> MatchTable:
         return self
@@ -120,7 +122,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
             key: Tells this step's random draws from those of others.
 
         Raises:
-            NoRolloutsError: If no game came to an end.
+            NoRolloutsError: If no game came to an end; the message counts the reasons.
             TinsmithError: If the coordinator cannot be reached, or ended the match.
         """
         if not self._members:
@@ -152,6 +154,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         key: str,
     ) -> dict[str, list[PlayedSeat]]:
         await self._arrive("rollout_start")
+        self._problems.clear()
         played = await asyncio.gather(
             *(
                 self._play_game(member, runners.get(member.agent), make_game, number, seed, key)
@@ -164,10 +167,18 @@ class MatchTable(AbstractContextManager["MatchTable"]):
         self._is_updating = True
         found: dict[str, list[PlayedSeat]] = {agent.name: [] for agent in self._agents}
         for agent, seat in played:
-            if seat is not None and not seat.trajectory.reason.is_infrastructure:
+            if seat is None:
+                continue
+            if seat.trajectory.reason.is_infrastructure:
+                # So ends a game that the other side forfeits first; no reason to warn.
+                self._problems[f"{agent}: {seat.trajectory.failure}"] += 1
+            else:
                 found[agent].append(seat)
         if not any(found.values()):
-            raise NoRolloutsError("no game of the match came to an end")
+            raise NoRolloutsError(
+                f"not one of {len(seeds)} games of the match came to an end; "
+                f"problems and how often: {dict(self._problems.most_common(3))}"
+            )
         return found
 
     async def _play_game(
@@ -194,7 +205,7 @@ class MatchTable(AbstractContextManager["MatchTable"]):
                 episode_key=f"{key}/{number}/{member.agent}",
             )
         except SamplerFailedError as error:
-            _LOG.warning("game given up", extra={"agent": member.agent, "error": str(error)})
+            self._note_problem(member.agent, str(error))
             return member.agent, None
         return member.agent, PlayedSeat(seed, order.index(member.agent), trajectory)
 
@@ -214,13 +225,18 @@ class MatchTable(AbstractContextManager["MatchTable"]):
                         move = await player.choose_move(game, member.agent)
                     except TinsmithError as error:
                         # As of a policy: the game is given up, and the next ones are played.
-                        _LOG.warning(
-                            "game given up", extra={"agent": OPPONENT, "error": str(error)}
-                        )
+                        self._note_problem(OPPONENT, str(error))
                         return
                     is_over = (await instance.step_async(move)).done
             finally:
                 await instance.delete_async()
+
+    def _note_problem(self, agent: str, problem: str) -> None:
+        """Count why a side was given up, and log it where it is new in this step."""
+        said = f"{agent}: {problem}"
+        self._problems[said] += 1
+        if self._problems[said] == 1:
+            _LOG.warning("game given up by %s", said)
 
     async def _arrive(self, point: str) -> None:
         arriving = [member.arrive_async(point, self._epoch) for member in self._members]

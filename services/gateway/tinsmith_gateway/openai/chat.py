@@ -53,6 +53,7 @@ class ChatCompletion:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
+        self._num_bytes = len(call.body)
         self._body = body
         self._shows_cut_calls = shows_cut_calls
         self._call_id = call_id_of(call)
@@ -88,8 +89,8 @@ class ChatCompletion:
             answered = await self._calls.sample(target, request)
             self._note(answered.about_prompt)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
-            choices = await target.tokenizer.aside(
-                self._choices, target, tool_format, prompt, answered
+            choices = await self._calls.aside(
+                target, self._choices, target, tool_format, prompt, answered
             )
             return {
                 **self._head,
@@ -172,7 +173,9 @@ class ChatCompletion:
             continue_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
         )
-        prompt = await target.tokenizer.aside(render, conversation, target.tokenizer)
+        prompt = await self._calls.tokenize(
+            target, self._num_bytes, render, conversation, target.tokenizer
+        )
         self.num_prompt = len(prompt.tokens)
         self._admission.add_tokens(self.num_prompt)
         params = codec.encode_params(

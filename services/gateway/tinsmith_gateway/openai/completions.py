@@ -73,6 +73,7 @@ class _Completion:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
+        self._num_bytes = len(call.body)
         self._body = body
         self._call_id = call_id_of(call)
         self.answered_by = AnsweredBy()
@@ -87,7 +88,7 @@ class _Completion:
     async def whole(self) -> dict[str, Any]:
         """Return the completions once they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await target.tokenizer.aside(self._prepare, target)
+            parts = await self._calls.tokenize(target, self._num_bytes, self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             places = asyncio.Semaphore(_MAX_CONCURRENT_PROMPTS)
             tasks = [asyncio.create_task(self._draw(target, part, places)) for part in parts]
@@ -97,7 +98,7 @@ class _Completion:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            choices = await target.tokenizer.aside(self._choices, parts, drawn, target.tokenizer)
+            choices = await self._calls.aside(target, self._choices, parts, drawn, target.tokenizer)
             samples = [sampled for answered in drawn for sampled in answered.samples]
             abouts = [answered.about_prompt for answered in drawn]
             for about in abouts:
@@ -108,7 +109,7 @@ class _Completion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the completions as they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await target.tokenizer.aside(self._prepare, target)
+            parts = await self._calls.tokenize(target, self._num_bytes, self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             totals = _Totals()
             streams = [self._stream(target, part, totals) for part in parts]

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from tinsmith_gateway.openai.text.model_names import Checkpoint, SavedPath, Sour
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker.contract_calls import Native
+from tinsmith_gateway.tokenizing.confined_tokenizer import ConfinedTokenizer
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE, SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import (
@@ -116,6 +117,30 @@ class ModelCalls:
             max_bytes=services.config.max_tokenizer_bytes,
         )
         self._episode_handles: dict[str, Handle] = {}
+
+    async def tokenize(
+        self, target: Target, num_bytes: int, work: Callable[..., ResultT], *args: Any
+    ) -> ResultT:
+        """Return what work makes of a request's texts; large ones wait for their turn.
+
+        Args:
+            target: Whose tokenizer it uses.
+            num_bytes: Size of the request's body.
+            work: Encodes texts, aside from other requests.
+            args: Of the work.
+        """
+        if isinstance(target.tokenizer, ConfinedTokenizer):
+            # It has a process of its own, with a bound of memory and one text at a time.
+            return await target.tokenizer.aside(work, *args)
+        return await self._services.threads.run_texts(
+            target.credential.caller.project, num_bytes, work, *args
+        )
+
+    async def aside(self, target: Target, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Return what other work with the target's tokenizer returns, aside likewise."""
+        if isinstance(target.tokenizer, ConfinedTokenizer):
+            return await target.tokenizer.aside(work, *args)
+        return await self._services.threads.run(target.credential.caller.project, work, *args)
 
     @contextlib.asynccontextmanager
     async def target(self, credential: Credential, model: str) -> AsyncIterator[Target]:

@@ -78,10 +78,12 @@ async def tokenize(calls: ModelCalls, models: ModelList, call: Call) -> Response
             tokens = list((await ChatCompletion(calls, call, body.to_chat()).prepare()).tokens)
         else:
             adds = body.add_special_tokens is not False
-            tokens = await target.tokenizer.aside(_encode, target.tokenizer, body.prompt, adds)
+            tokens = await calls.tokenize(
+                target, len(call.body), _encode, target.tokenizer, body.prompt, adds
+            )
         texts = None
         if body.return_token_strs:
-            texts = await target.tokenizer.aside(_texts, target.tokenizer, tokens)
+            texts = await calls.aside(target, _texts, target.tokenizer, tokens)
         limit = await models.context_of(call.credential, target.handle.base_model)
     return JSONResponse(
         {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": texts}
@@ -92,7 +94,7 @@ async def detokenize(calls: ModelCalls, call: Call) -> Response:
     """Answer the text of token ids, special ones included."""
     body = await call.parse(DetokenizeBody)
     async with calls.target(call.credential, body.model) as target:
-        text = await target.tokenizer.aside(target.tokenizer.decode, body.tokens)
+        text = await calls.aside(target, target.tokenizer.decode, body.tokens)
     return JSONResponse({"prompt": text})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from google.longrunning import operations_pb2
 from google.protobuf import timestamp_pb2
@@ -33,6 +33,8 @@ from tinsmith_runtime.errors import (
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 _MAX_LABELS = 64
 _MAX_LABEL = 1024
 _SERVER_POLL_S = 20.0
@@ -55,6 +57,10 @@ class Native:
     def key_id(self) -> str:
         """Id of the caller's key."""
         return self._credential.caller.key_id
+
+    async def aside(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Return what work for the caller returns that takes milliseconds, from a thread."""
+        return await self._services.threads.run(self.project, work, *args)
 
     async def call(self, service: str, method: str, request: Any, response: type[Any]) -> Any:
         """Call the pod that owns the resource in field 1."""

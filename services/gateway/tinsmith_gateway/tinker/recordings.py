@@ -11,7 +11,6 @@ is the model's to say. For them the targets alone are held against the recording
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from tinsmith.tensors import decode_tensor, encode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker import ids, wire_pb2
 from tinsmith_gateway.tinker.future_store import RECORDING, FutureRecord, FutureStore
 from tinsmith_runtime.errors import InvalidFieldError
@@ -53,10 +53,12 @@ class Recordings:
 
     Args:
         store: Where recordings are.
+        threads: Run what checking costs.
     """
 
-    def __init__(self, store: FutureStore) -> None:
+    def __init__(self, store: FutureStore, threads: ProjectThreads) -> None:
         self._store = store
+        self._threads = threads
 
     async def keep(
         self,
@@ -127,7 +129,7 @@ class Recordings:
             found = _read(rows[future], int(match[3]))
             if found is not None:
                 recorded[name] = found
-        await asyncio.to_thread(_check_all, request.data, data, recorded)
+        await self._threads.run(project, _check_all, request.data, data, recorded)
 
 
 def _read(record: FutureRecord | None, index: int) -> _Recorded | None:

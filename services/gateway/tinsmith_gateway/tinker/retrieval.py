@@ -7,7 +7,6 @@ was saved for it; weights for other tools are exported; what was overwritten is 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -137,7 +136,7 @@ class Retrieval:
         model_id = ids.model_id_of(future.run_id)
         match future.kind:
             case futures.FORWARD_BACKWARD:
-                return await asyncio.to_thread(_encode_output, operation)
+                return await native.aside(_encode_output, operation)
             case futures.OPTIM_STEP:
                 step = trainer_pb2.OptimStepResponse()
                 _unpack(operation, step)

@@ -50,7 +50,9 @@ class TinkerWire:
         self._store = FutureStore(services.database)
         self._usage = Usage(services.database)
         models = BaseModels(config.aliases(), config.tokenizers())
-        self._samples = Samples(self._store, services.upstream, services.callers, self._usage)
+        self._samples = Samples(
+            self._store, services.upstream, services.callers, self._usage, services.threads
+        )
         self._account = Account(models, self._usage, config.client_config())
         self._sessions = Sessions()
         self._training = Training(
@@ -58,6 +60,7 @@ class TinkerWire:
             self._store,
             models,
             self._usage,
+            services.threads,
             max_body_bytes=config.max_body_bytes,
         )
         self._custom_losses = CustomLosses(self._store)

@@ -9,6 +9,7 @@ a sample waits and says so; it never fails for that.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tinsmith.backoff import backoff
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers
 from tinsmith_gateway.metrics import PENDING_SAMPLES
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker import bodies, sample_codec, usage
 from tinsmith_gateway.tinker.future_store import SAMPLE, FutureRecord, FutureStore
 from tinsmith_gateway.tinker.recordings import Recordings
@@ -72,16 +74,23 @@ class Samples:
         upstream: Calls samplers.
         callers: Makes the credential of work that goes on without its client.
         usage_: Counts tokens.
+        threads: Run what reading and writing costs.
     """
 
     def __init__(
-        self, store: FutureStore, upstream: Upstream, callers: Callers, usage_: Usage
+        self,
+        store: FutureStore,
+        upstream: Upstream,
+        callers: Callers,
+        usage_: Usage,
+        threads: ProjectThreads,
     ) -> None:
         self._store = store
         self._upstream = upstream
         self._callers = callers
         self._usage = usage_
-        self._recordings = Recordings(store)
+        self._recordings = Recordings(store, threads)
+        self._threads = threads
         self._pending: dict[tuple[str, str], _Pending] = {}
         self._num_pending: Counter[str] = Counter()
         self._num_pending_bytes: Counter[str] = Counter()
@@ -129,7 +138,8 @@ class Samples:
         if (project, future) in self._pending:
             return
         kept = _PromisedSample.model_construct(**dict(body), charged_key=key_id)
-        request = (await asyncio.to_thread(kept.model_dump_json, exclude_none=True)).encode()
+        dump = functools.partial(kept.model_dump_json, exclude_none=True)
+        request = (await self._threads.run(project, dump)).encode()
         num_pending, num_bytes = self._num_pending[project], self._num_pending_bytes[project]
         is_too_large = num_bytes and num_bytes + len(request) > _MAX_PENDING_BYTES_PER_PROJECT
         if num_pending >= _MAX_PENDING_PER_PROJECT or is_too_large:
@@ -271,8 +281,8 @@ class Samples:
 
     async def _sample(self, pending: _Pending) -> bytes:
         body = pending.body
-        request = await asyncio.to_thread(
-            sample_codec.decode_sample, body, pending.sampling_session
+        request = await self._threads.run(
+            pending.project, sample_codec.decode_sample, body, pending.sampling_session
         )
         request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
         credential = self._callers.for_pods(pending.project, charged_key=body.charged_key)
@@ -306,8 +316,8 @@ class Samples:
                 pending.project, pending.sampling_session, pending.future, request.prompt, response
             )
         await self._count(pending, response)
-        encoded = await asyncio.to_thread(
-            sample_codec.encode_sampled, response, body.target_prompt_logprobs
+        encoded = await self._threads.run(
+            pending.project, sample_codec.encode_sampled, response, body.target_prompt_logprobs
         )
         return encoded.SerializeToString()
 

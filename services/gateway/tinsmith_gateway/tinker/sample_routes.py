@@ -102,7 +102,7 @@ class Sampling:
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.sampling_session_id)
         call.admission.add_tokens(sample_futures.count_prompt_tokens(body))
-        await asyncio.to_thread(sample_futures.check, body, session)
+        await call.aside(sample_futures.check, body, session)
         if body.sampling_params.seed is None:
             body.sampling_params.seed = secrets.randbits(63)
         promised = f"sample.{body.sampling_session_id}.{body.seq_id}"

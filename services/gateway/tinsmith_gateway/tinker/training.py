@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import zstandard
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
@@ -11,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call, too_large
+from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker import (
     age_encryption,
     bodies,
@@ -56,12 +55,13 @@ class Training:
         store: FutureStore,
         models: BaseModels,
         usage_: Usage,
+        threads: ProjectThreads,
         *,
         max_body_bytes: int,
     ) -> None:
         self._calls = calls
         self._store = store
-        self._recordings = Recordings(store)
+        self._recordings = Recordings(store, threads)
         self._models = models
         self._usage = usage_
         self._max_body_bytes = max_body_bytes
@@ -109,7 +109,7 @@ class Training:
 
     async def forward_backward(self, call: Call) -> Response:
         """Accept one chunk of a batch, with or without a gradient."""
-        request, excess = await asyncio.to_thread(self._parsed, call)
+        request, excess = await call.aside(self._parsed, call)
         if request.seq_id < 1:
             raise InvalidFieldError("seq_id", "must be at least 1")
         num_tokens = training_codec.count_tokens(request)
@@ -126,9 +126,7 @@ class Training:
             if excess is not None:
                 raise excess
             loss = await self._loss(native, request)
-            data = await asyncio.to_thread(
-                training_codec.decode_data, request.data, max_dense_bytes=self._max_body_bytes
-            )
+            data = await call.aside(training_codec.decode_data, request.data, self._max_body_bytes)
             if request.loss_fn == STABLE_REINFORCE:
                 await self._recordings.check(native.project, request, data)
             return Prepared(message(data=data, loss=loss), futures.FORWARD_BACKWARD)

@@ -61,7 +61,7 @@ def parse_reference(head: bytes) -> wire_pb2.ForwardBackwardRequest:
 
 
 def decode_data(
-    data: Sequence[wire_pb2.Datum], *, max_dense_bytes: int
+    data: Sequence[wire_pb2.Datum], max_dense_bytes: int
 ) -> list[trajectories_pb2.Datum]:
     """Return a batch.
 

@@ -123,7 +123,12 @@ SCENARIOS: Mapping[str, Scenario] = {
             **_GOMOKU,
             "adapter": "lora",
             "train_unembed": True,
-            "imitation_learning_rate": 1e-2,
+            # Two layers do not learn from coordinates which cells are free.
+            "numbered_cells": True,
+            "learning_rate": 1.5e-3,
+            "num_imitation_steps": 240,
+            "num_steps": 400,
+            "eval_every": 20,
         },
     ),
 }
