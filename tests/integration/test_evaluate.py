@@ -172,7 +172,7 @@ def test_validation_may_be_another_environment(client: tinsmith.Client, tmp_path
     )
     summary = rl.main(config, client)
     assert summary.num_validation == 3
-    with pytest.raises(tinsmith.ConfigurationError, match="no environment chess"):
+    with pytest.raises(tinsmith.ConfigurationError, match="validation_environment is 'chess'"):
         rl.main(
             rl.Config(environment="guessing", validation_environment="chess", output_dir=tmp_path),
             client,

@@ -28,15 +28,10 @@ from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import METRICS
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
-from tinsmith.recipes.own_source import OwnCode
+from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.policy_gradient import mean_of, paired_lower_95
 from tinsmith.recipes.problem_source import ProblemSource
-from tinsmith.recipes.served_source import (
-    EnvironmentPlan,
-    ServedSource,
-    check_served,
-    read_settings,
-)
+from tinsmith.recipes.rewarded_source import RewardedData
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.rollouts.records import EpisodeRecord
 from tinsmith.sampling.sampler import Sampler
@@ -65,8 +60,8 @@ class Config:
     """`arithmetic`, `small_sums`, or a JSONL file in GSM8K's layout, of which the held-out part is
     scored."""
     environment: str = ""
-    """Name of a served environment, such as `guessing`, or a class of your own,
-    `FILE.py:CLASS`, to play instead of `data`."""
+    """What is played instead of `data`: a served name such as `guessing`, a class of your own,
+    `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
     environment_config: str = ""
     """Settings of the environment, as a JSON object."""
     reward: str = ""
@@ -74,7 +69,7 @@ class Config:
     step_timeout_s: float = STEP_TIMEOUT_S
     """What a step of your own environment, or a call of your own reward, may take."""
     rollouts: str = "client"
-    """Where episodes of an environment are played: in the `client`, or on the `server`."""
+    """Where episodes are played: in the `client`, or of a served name on the `server`."""
     num_validation: int = 256
     """Tasks that are played, at most."""
     max_tokens: int = 4
@@ -149,7 +144,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
     """Play, write `metrics.jsonl` and `answers.jsonl`, and show a table.
 
     Raises:
-        ConfigurationError: If no source of weights is given, or if the environment is not served,
+        ConfigurationError: If no source of weights is given, or if the environment is not there,
             the data cannot be read or the folder is taken.
     """
     del observer
@@ -219,26 +214,16 @@ def _prepare(config: Config, client: Client, sampler: Sampler) -> Callable[[Roll
         max_episode_tokens=config.max_episode_tokens,
         history=config.history,
     )
-    if OwnCode.is_named(config):
-        code, model = OwnCode(config), served[sampler.base_model]
+    model = served[sampler.base_model]
+    if config.reward:
+        code = RewardedData(config)
         return lambda keeper: code.source(settings, sampler, sampler.get_tokenizer(), model, keeper)
-    if not config.environment:
-        problems = load_problems(config.data)
-        tokenizer = sampler.get_tokenizer()
-        return lambda keeper: ProblemSource(
-            settings, sampler, tokenizer, problems, config.data, keeper
-        )
-    check_served(client, config.environment)
-    own = read_settings(config.environment_config, "environment_config")
-    plan = EnvironmentPlan(
-        environment=config.environment,
-        settings=own,
-        validation_environment=config.environment,
-        validation_settings=own,
-        max_context_tokens=served[sampler.base_model].max_context_tokens,
-        rollouts="server" if config.rollouts == "server" else "client",
-    )
-    return lambda keeper: ServedSource(settings, sampler, client, plan, keeper)
+    if config.environment:
+        plan = plan_environments(config, client, max_context_tokens=model.max_context_tokens)
+        return lambda keeper: NamedSource(settings, sampler, client, plan, keeper)
+    problems = load_problems(config.data)
+    tokenizer = sampler.get_tokenizer()
+    return lambda keeper: ProblemSource(settings, sampler, tokenizer, problems, config.data, keeper)
 
 
 def _folder(config: Config) -> Path:
