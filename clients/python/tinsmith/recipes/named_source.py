@@ -89,6 +89,7 @@ class NamedSource(Source):
             plan.environment,
             [EnvironmentTask(seed, plan.settings) for seed in seeds],
             group_size=config.group_size,
+            min_group_size=2,
             temperature=config.temperature,
             key=f"{config.seed}/{step}",
             kept_as=(TRAIN, step),
@@ -96,14 +97,15 @@ class NamedSource(Source):
         return [group_experience(result)]
 
     def score(self, num_done: int) -> list[Scores]:
-        """Return the reward of one greedy episode for each validation seed."""
+        """Return what each validation seed earns, greedily unless the settings say otherwise."""
         plan = self._plan
         seeds = range(VALIDATION_SEED, VALIDATION_SEED + self._config.num_validation)
         result = self._play(
             plan.validation_environment,
             [EnvironmentTask(seed, plan.validation_settings) for seed in seeds],
-            group_size=1,
-            temperature=0.0,
+            group_size=self._config.num_samples,
+            min_group_size=1,
+            temperature=self._config.validation_temperature,
             key="validation",
             kept_as=(VALIDATION, num_done),
         )
@@ -115,6 +117,7 @@ class NamedSource(Source):
         tasks: Sequence[EnvironmentTask],
         *,
         group_size: int,
+        min_group_size: int,
         temperature: float,
         key: str,
         kept_as: tuple[str, int],
@@ -127,7 +130,7 @@ class NamedSource(Source):
             seeds=tasks,
             config=limits,
             params=params,
-            groups=GroupConfig(group_size=group_size, min_group_size=min(2, group_size)),
+            groups=GroupConfig(group_size=group_size, min_group_size=min_group_size),
             batch_key=key,
             rollouts=self._plan.rollouts,
             step_timeout_s=self._plan.step_timeout_s,
