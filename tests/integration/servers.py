@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 from tests.support.pod_keys import POD_KEY
@@ -27,6 +27,7 @@ from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
 _POLL_S = 0.05
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class EmbeddedThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="server")
         self._thread.start()
         try:
-            self._run(self._server.start())
+            self.run(self._server.start())
         except BaseException:
             self._end_thread()
             raise
@@ -111,7 +112,7 @@ class EmbeddedThread:
         if self._thread is None:
             return
         try:
-            self._run(self._server.stop())
+            self.run(self._server.stop())
         finally:
             self._end_thread()
 
@@ -138,8 +139,9 @@ class EmbeddedThread:
             release.set()
             held.result(TIMEOUT_S)
 
-    def _run(self, coroutine: Any) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns that runs in the loop of the server."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 
     def _end_thread(self) -> None:
         assert self._thread is not None

@@ -112,11 +112,12 @@ def test_several_are_compared_with_the_first_task_by_task(
     assert len(rows) == 4
     for row in rows:
         assert list(row["answers"]) == ["tiny", saved, shorten(run.name)]
-        for said in row["answers"].values():
+        for [said] in row["answers"].values():
             assert said["reward"] == len(said["answer"])
         # The checkpoint is what the run still is.
         assert row["answers"][saved] == row["answers"][shorten(run.name)]
     assert len(list((tmp_path / "out/rollouts").iterdir())) == 3
+    assert (tmp_path / "out/comparison.png").is_file()
 
 
 def test_evaluate_takes_a_score_of_ones_own(client: tinsmith.Client, tmp_path: Path) -> None:
@@ -172,11 +173,64 @@ def test_validation_may_be_another_environment(client: tinsmith.Client, tmp_path
     )
     summary = rl.main(config, client)
     assert summary.num_validation == 3
-    with pytest.raises(tinsmith.ConfigurationError, match="no environment chess"):
+    with pytest.raises(tinsmith.ConfigurationError, match="validation_environment is 'chess'"):
         rl.main(
             rl.Config(environment="guessing", validation_environment="chess", output_dir=tmp_path),
             client,
         )
+
+
+LUCKY = """
+from tinsmith.environments.environment import Environment, Observation, StepResult
+
+
+class Lucky(Environment):
+    def reset(self, seed, config):
+        if seed % 4 == 3:
+            raise RuntimeError("no such task")
+        return Observation.of_user("go")
+
+    def step(self, action):
+        is_success = len(action.text) % 2 == 0
+        return StepResult(Observation(), float(is_success), True, {"is_success": is_success})
+"""
+
+
+@pytest.mark.parametrize("played", ["environment", "data"])
+def test_several_plays_of_a_task_give_pass_at_k(
+    client: tinsmith.Client, tmp_path: Path, played: str
+) -> None:
+    (tmp_path / "my.py").write_text(LUCKY)
+    what = {"environment": f"{tmp_path / 'my.py'}:Lucky", "data": "small_sums"}[played]
+    config = evaluate.Config(
+        base_model="tiny",
+        num_samples=4,
+        temperature=1.0,
+        num_validation=8,
+        keep_rollouts="jsonl",
+        output_dir=tmp_path / "out",
+        **{played: what},  # type: ignore[arg-type]
+    )
+    [summary] = evaluate.main(config, client)
+    [row] = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
+    [file] = (tmp_path / "out/rollouts").iterdir()
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    num_tasks = 6 if played == "environment" else 8
+    # Every play is kept, each drawn anew.
+    assert (summary.num_tasks, len(records)) == (num_tasks, 4 * num_tasks)
+    assert len({json.dumps(each["tokens"]) for each in records}) > num_tasks
+    assert list(summary.pass_at) == [1, 2, 4]
+    chances = [each.mean for each in summary.pass_at.values()]
+    assert chances[0] == pytest.approx(summary.is_success)
+    assert chances == sorted(chances)
+    assert row["pass@4_low"] <= row["pass@4"] <= row["pass@4_high"]
+    assert sum(summary.ends.values()) >= 4 * num_tasks
+    if played == "environment":
+        assert 0 < chances[0] < chances[2]
+        # The tasks that cannot be begun are lost, and counted for what they are.
+        assert summary.ends["environment_failed"] >= 2 * 4
+    kept = json.loads((tmp_path / "out/rewards.json").read_text())["tiny"]
+    assert len(kept["rewards"]) == len(kept["successes"]) == num_tasks
 
 
 ENDLESS = """

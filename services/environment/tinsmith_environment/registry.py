@@ -39,6 +39,8 @@ class EnvironmentSpec:
     default_config: Mapping[str, JsonValue] = field(default_factory=dict)
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
     """Arguments of the class, from the settings of the pod; no request reaches them."""
+    is_builtin: bool = False
+    """Whether each pod plays it, whatever its settings name."""
 
     def merge_config(self, config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Return the default config with the values of a request.
@@ -123,6 +125,7 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
                 description=f"{path}: {description}" if class_path != path else description,
                 default_config=default_config,
                 settings=settings,
+                is_builtin=_BUILTIN.get(name) == path,
             )
         )
     return specs

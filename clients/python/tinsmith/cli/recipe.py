@@ -21,7 +21,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.dry_run import print_preview
 from tinsmith.recipes.scenarios.table import SCENARIOS, configure
 from tinsmith.recipes.sweep import Sweep, read_axes, run_sweep
-from tinsmith.recipes.tasks.own_code import import_place
+from tinsmith.user_code import import_place
 
 _MAX_WIDTH = 100
 

@@ -15,6 +15,10 @@ from tinsmith.environments.environment_calls import (
     EnvironmentInstance,
     EnvironmentStatistics,
 )
+from tinsmith.environments.naming import (
+    AnyEnvironment,
+    NamedEnvironment,
+)
 
 
 class EnvironmentClient(EnvironmentCalls):
@@ -43,6 +47,36 @@ class EnvironmentClient(EnvironmentCalls):
         """Do as `list`, without blocking."""
         return await self._core.background.acall(self._list())
 
+    def find(
+        self, environment: AnyEnvironment, *, setting: str = "environment"
+    ) -> NamedEnvironment:
+        """Return what `environment=` names, once it is known to be there.
+
+        Args:
+            environment: A served name, `FILE.py:CLASS` or `MODULE:CLASS` of this process,
+                `grpc://HOST:PORT[/NAME]` of a server of `tinsmith env serve`, or a class. Without
+                a name an address means the one environment that its server was started with.
+                What was found already is returned as it is.
+            setting: What the value is called in an error.
+
+        Returns:
+            The environment; of a served one with its resource name.
+
+        Raises:
+            ConfigurationError: If it is none of these, or not there; says what there is.
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> client.environments.find("guessing").name
+        """
+        return self._core.background.call(self._find(environment, setting=setting))
+
+    async def find_async(
+        self, environment: AnyEnvironment, *, setting: str = "environment"
+    ) -> NamedEnvironment:
+        """Do as `find`, without blocking."""
+        return await self._core.background.acall(self._find(environment, setting=setting))
+
     def create_instance(
         self,
         environment: str,
@@ -50,6 +84,7 @@ class EnvironmentClient(EnvironmentCalls):
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
         job: str = "",
+        address: str = "",
     ) -> EnvironmentInstance:
         """Create and reset an instance. It goes with the client: it is removed when that ends.
 
@@ -58,6 +93,7 @@ class EnvironmentClient(EnvironmentCalls):
             seed: Makes the episode repeatable.
             config: Overrides default settings of the environment.
             job: What the episode is counted under; the job that this process is of by default.
+            address: `host:port` of the environment server; the scheduler is asked by default.
 
         Returns:
             The instance, with its first observation.
@@ -70,7 +106,7 @@ class EnvironmentClient(EnvironmentCalls):
             >>> instance = client.environments.create_instance("guessing", seed=1)
         """
         return self._core.background.call(
-            self._create_instance(environment, seed=seed, config=config, job=job)
+            self._create_instance(environment, seed=seed, config=config, job=job, address=address)
         )
 
     async def create_instance_async(
@@ -80,10 +116,11 @@ class EnvironmentClient(EnvironmentCalls):
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
         job: str = "",
+        address: str = "",
     ) -> EnvironmentInstance:
         """Do as `create_instance`, without blocking."""
         return await self._core.background.acall(
-            self._create_instance(environment, seed=seed, config=config, job=job)
+            self._create_instance(environment, seed=seed, config=config, job=job, address=address)
         )
 
     def statistics(self, job: str = "") -> builtins.list[EnvironmentStatistics]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import os
 import uuid
@@ -14,23 +15,35 @@ from google.protobuf import json_format, struct_pb2
 
 from tinsmith import names
 from tinsmith.environments.environment import Action
+from tinsmith.environments.naming import (
+    AnyEnvironment,
+    NamedEnvironment,
+    choose_served,
+    read_environment,
+)
 from tinsmith.environments.observation_codec import (
     decode_chat_message,
     decode_tool,
     encode_action,
 )
 from tinsmith.environments.step_streams import StepStreams
+from tinsmith.errors import ConfigurationError, ErrorCode, TinsmithError
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.futures import ResultFuture
 from tinsmith.rpc.input_codec import decode_image
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.located_service import LocatedService
-from tinsmith.rpc.transport import Endpoint
+from tinsmith.rpc.transport import PASSING_CODES, Endpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.types import ImageChunk
 from tinsmith.v1 import environment_pb2, trajectories_pb2
 
 _MAX_STARTING = 16
+_ADDRESS_BUDGET_S = 10.0
+"""For a server at an address to answer first: nothing is lost yet that would be waited for."""
+_NO_ENVIRONMENT_CODES = (ErrorCode.DEADLINE_EXCEEDED, ErrorCode.UNIMPLEMENTED)
+"""Of a port that another server listens at, or that swallows what is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,8 @@ class Environment:
     name: str
     description: str
     default_config: dict[str, Any]
+    is_builtin: bool = False
+    """Whether each environment server plays it, whatever it was started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,8 @@ class EnvironmentCalls:
         )
         self._streams = StepStreams(core)
         self._starting = asyncio.Semaphore(_MAX_STARTING)
+        # Streams are told apart by their endpoint, so each address has one.
+        self._addressed: dict[str, Endpoint] = {}
 
     @call
     async def _list(self) -> list[Environment]:
@@ -207,21 +224,79 @@ class EnvironmentCalls:
         Example:
             >>> names = [each.name for each in client.environments.list()]
         """
+        return await self._list_at(await self._service.endpoint())
+
+    @call
+    async def _find(
+        self, environment: AnyEnvironment, *, setting: str = "environment"
+    ) -> NamedEnvironment:
+        """Return what `environment=` names, once it is known to be there.
+
+        Args:
+            environment: A served name, `FILE.py:CLASS` or `MODULE:CLASS` of this process,
+                `grpc://HOST:PORT[/NAME]` of a server of `tinsmith env serve`, or a class. Without
+                a name an address means the one environment that its server was started with.
+                What was found already is returned as it is.
+            setting: What the value is called in an error.
+
+        Returns:
+            The environment; of a served one with its resource name.
+
+        Raises:
+            ConfigurationError: If it is none of these, or not there; says what there is.
+            FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> client.environments.find("guessing").name
+        """
+        if isinstance(environment, NamedEnvironment):
+            return environment
+        named = read_environment(environment, setting)
+        if named.environment_class is not None:
+            return named
+        if not named.address:
+            served = await self._list_at(await self._service.endpoint())
+            return choose_served(named, _builtins(served), setting)
+        retry = dataclasses.replace(
+            self._core.settings.retry,
+            budget_s=min(_ADDRESS_BUDGET_S, self._core.settings.retry.budget_s),
+        )
+        try:
+            served = await self._list_at(self._endpoint_at(named.address), retry)
+        except TinsmithError as error:
+            if error.code not in (*PASSING_CODES, *_NO_ENVIRONMENT_CODES):
+                raise
+            raise ConfigurationError(
+                f"{setting} is {named.given!r}, where no environment server answers: "
+                f"{error.message}",
+                remedy=f"start one: tinsmith env serve MODULE:CLASS --listen {named.address}",
+            ) from None
+        return choose_served(named, _builtins(served), setting)
+
+    async def _list_at(
+        self, endpoint: Endpoint, retry: RetryPolicy | None = None
+    ) -> list[Environment]:
         pages = read_pages(
             self._core.transport,
-            await self._service.endpoint(),
+            endpoint,
             lambda c: c.environment.ListEnvironments,
             environment_pb2.ListEnvironmentsRequest(parent=self._core.project),
+            retry=retry,
         )
         return [
             Environment(
                 name=environment.name,
                 description=environment.description,
                 default_config=json_format.MessageToDict(environment.default_config),
+                is_builtin=environment.builtin,
             )
             async for page in pages
             for environment in page.environments
         ]
+
+    def _endpoint_at(self, address: str) -> Endpoint:
+        """Return the server of an address, which is called there whatever the client's is."""
+        return self._addressed.setdefault(address, Endpoint(address, is_direct=True))
 
     @call
     async def _create_instance(
@@ -231,6 +306,7 @@ class EnvironmentCalls:
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
         job: str = "",
+        address: str = "",
     ) -> EnvironmentInstance:
         """Create and reset an instance. It goes with the client: it is removed when that ends.
 
@@ -239,6 +315,7 @@ class EnvironmentCalls:
             seed: Makes the episode repeatable.
             config: Overrides default settings of the environment.
             job: What the episode is counted under; the job that this process is of by default.
+            address: `host:port` of the environment server; the scheduler is asked by default.
 
         Returns:
             The instance, with its first observation.
@@ -262,7 +339,7 @@ class EnvironmentCalls:
             client_id=self._streams.client_id,
             job=job or os.environ.get("TINSMITH_JOB", "").rpartition("/")[2],
         )
-        endpoint = await self._service.endpoint()
+        endpoint = self._endpoint_at(address) if address else await self._service.endpoint()
         # A crowd that starts at once would be told to come again.
         async with self._starting:
             answer = await self._core.transport.call(
@@ -316,6 +393,10 @@ class EnvironmentCalls:
             lambda c: c.environment.ResetEnvironmentStatistics,
             environment_pb2.ResetEnvironmentStatisticsRequest(parent=self._core.project, job=job),
         )
+
+
+def _builtins(served: Sequence[Environment]) -> dict[str, bool]:
+    return {each.name: each.is_builtin for each in served}
 
 
 def _decode_statistics(message: environment_pb2.EnvironmentStatistics) -> EnvironmentStatistics:

@@ -94,6 +94,7 @@ class EnvironmentSource(Source):
         result = self._run(
             range(first, first + config.num_tasks),
             group_size=config.group_size,
+            min_group_size=2,
             temperature=config.temperature,
             key=f"{config.seed}/{step}",
             kept_as=(TRAIN, step),
@@ -101,12 +102,13 @@ class EnvironmentSource(Source):
         return [group_experience(result)]
 
     def score(self, num_done: int) -> list[Scores]:
-        """Return the reward of one greedy episode for each validation seed."""
+        """Return what each validation seed earns, greedily unless the settings say otherwise."""
         seeds = range(VALIDATION_SEED, VALIDATION_SEED + self._config.num_validation)
         result = self._run(
             seeds,
-            group_size=1,
-            temperature=0.0,
+            group_size=self._config.num_samples,
+            min_group_size=1,
+            temperature=self._config.validation_temperature,
             key="validation",
             kept_as=(VALIDATION, num_done),
         )
@@ -140,6 +142,7 @@ class EnvironmentSource(Source):
         seeds: Sequence[int],
         *,
         group_size: int,
+        min_group_size: int,
         temperature: float,
         key: str,
         kept_as: tuple[str, int],
@@ -152,7 +155,7 @@ class EnvironmentSource(Source):
             params=params,
             images=self._images,
         )
-        limits = GroupConfig(group_size=group_size, min_group_size=min(2, group_size))
+        limits = GroupConfig(group_size=group_size, min_group_size=min_group_size)
         result = asyncio.run(run_groups(runner, seeds, self._create, limits, batch_key=key))
 
         def origin_of(seed: int) -> Origin:
@@ -205,12 +208,14 @@ def group_experience(result: GroupResult[Any]) -> Experience:
 
 
 def group_scores(result: GroupResult[Any]) -> Scores:
-    """Return the scores of groups of one episode each."""
-    plays = [group.trajectories[0] for group in result.groups]
-    successes = [last_info(play).get(IS_SUCCESS) for play in plays]
+    """Return the scores of groups: means over the episodes of each."""
+    said = [
+        [last_info(play).get(IS_SUCCESS) for play in group.trajectories] for group in result.groups
+    ]
+    is_said = any(each is not None for group in said for each in group)
     return Scores(
-        [play.reward for play in plays],
-        [bool(each) for each in successes] if any(each is not None for each in successes) else [],
+        [_mean(group.rewards) for group in result.groups],
+        [_mean([bool(each) for each in group]) for group in said] if is_said else [],
     )
 
 

@@ -28,6 +28,8 @@ class SourceConfig:
         group_size: Plays of each.
         max_tokens: Sampled tokens of a turn.
         num_validation: Tasks that are scored, at most.
+        num_samples: Plays of each of them; its score is their mean.
+        validation_temperature: Of these; 0 is greedy.
         seed: Decides what is drawn, with the step.
         format_coef: What an answer loses that has not the wanted form.
         num_demonstrations: Of a step of the warm start.
@@ -48,6 +50,8 @@ class SourceConfig:
     max_turns: int = 16
     max_episode_tokens: int = 4096
     history: str = "refuse"
+    num_samples: int = 1
+    validation_temperature: float = 0.0
 
     def rollout_config(self, max_context_tokens: int) -> RolloutConfig:
         """Return the limits of an episode, for a model with this context."""
@@ -117,11 +121,11 @@ class Scores:
 
     Attributes:
         rewards: Of each task.
-        successes: Whether each was solved; empty where tasks do not say.
+        successes: Share of the plays of each that solved it; empty where tasks do not say.
     """
 
     rewards: list[float]
-    successes: list[bool] = field(default_factory=list)
+    successes: list[float] = field(default_factory=list)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -184,7 +184,7 @@ class GameSource:
         result = self._run(seats, temperature=0.0, key="validation")
         self._keep(VALIDATION, num_done, result)
         rewards = [group.rewards[0] for group in result.groups]
-        return Scores(rewards, [reward > 0 for reward in rewards])
+        return Scores(rewards, [float(reward > 0) for reward in rewards])
 
     def runner(self, temperature: float) -> RolloutRunner:
         """Return what plays a seat with the learner's policy."""

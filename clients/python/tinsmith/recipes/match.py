@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinsmith.client import Client
+from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import is_valid_id
 from tinsmith.recipes.agents import RecipeAgent
@@ -27,7 +28,6 @@ from tinsmith.recipes.game_source import GameSourceConfig
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
 from tinsmith.recipes.match_table import OPPONENT, MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.served_source import check_served
 from tinsmith.recipes.tasks.agent_games import (
     AGENTS,
     GameTask,
@@ -70,7 +70,9 @@ class Config:
     validation_opponent: str = "random"
     """The script that each policy is scored against."""
     environment: str = ""
-    """Name of a served environment to score policies in, instead of games against the script."""
+    """Where policies are scored instead of in games against the script: a served name, a class of
+    your own, `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a server of
+    `tinsmith env serve`."""
     adapter: str = "lora"
     """`lora` or `full`."""
     rank: int = 32
@@ -134,7 +136,7 @@ def main(
 
     Raises:
         ConfigurationError: If there is no such game, order or script, the environment is not
-            served, the seats are no two, or `output_dir` holds another experiment.
+            there, the seats are no two, or `output_dir` holds another experiment.
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
@@ -148,8 +150,9 @@ def main(
     check_script(game, "validation_opponent", config.validation_opponent)
     order = choose_order(game, config.order)
     policies = tuple(agents) or _policies(config, client)
+    environment = None
     if config.environment:
-        check_served(policies[0].client, config.environment)
+        environment = policies[0].client.environments.find(config.environment)
     num_seats = len(policies) + bool(config.opponent)
     if num_seats != len(AGENTS):
         what = f"{num_seats}, the opponent among them" if config.opponent else str(num_seats)
@@ -171,7 +174,7 @@ def main(
             config,
             policies[0].client,
             lambda progress, experiment: _make_source(
-                config, game, table, policies, progress, experiment
+                config, game, table, policies, environment, progress, experiment
             ),
             observer,
         )
@@ -207,6 +210,7 @@ def _make_source(
     game: GameTask,
     table: MatchTable,
     policies: Sequence[RecipeAgent],
+    environment: NamedEnvironment | None,
     progress: ResumableRun,
     experiment: Experiment,
 ) -> MatchSource:
@@ -228,7 +232,7 @@ def _make_source(
     )
     settings = MatchSourceConfig(
         games=games,
-        environment=config.environment,
+        environment=environment,
         opponent=config.opponent,
         keep_rollouts=config.keep_rollouts,
         baseline_decay=config.baseline_decay,

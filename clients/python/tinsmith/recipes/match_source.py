@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tinsmith.client import Client
+from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.errors import NotFoundError
 from tinsmith.games import League
 from tinsmith.recipes.agents import RecipeAgent
@@ -39,7 +40,7 @@ from tinsmith.recipes.game_source import GameSource, GameSourceConfig, LearnedGa
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.match_table import MatchTable, PlayedSeat
-from tinsmith.recipes.served_source import EnvironmentPlan, ServedSource
+from tinsmith.recipes.named_source import EnvironmentPlan, NamedSource
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
 from tinsmith.rollouts import (
     DatumArrays,
@@ -61,7 +62,7 @@ class MatchSourceConfig:
 
     Attributes:
         games: Of each policy on its own: the warm start and the validation.
-        environment: Served environment in which policies are scored; empty for the script.
+        environment: In which policies are scored; None for games against the script.
         opponent: What plays the other seat of a single policy; empty where all learn.
         keep_rollouts: How rollouts are kept; empty keeps none.
         baseline_decay: Weight of what a place's average reward was, at each game.
@@ -72,7 +73,7 @@ class MatchSourceConfig:
     """
 
     games: GameSourceConfig
-    environment: str
+    environment: NamedEnvironment | None
     opponent: str
     keep_rollouts: str
     baseline_decay: float
@@ -111,7 +112,9 @@ class MatchSource(Source):
         self._keeper = RolloutKeeper(folder, config.keep_rollouts)
         self.agents = tuple(policy.name for policy in policies)
         names = " and ".join(self.agents)
-        where = config.environment or f"the script {config.games.validation_opponent}"
+        where = f"the script {config.games.validation_opponent}"
+        if config.environment is not None:
+            where = config.environment.given
         plays = f"plays against {config.opponent}" if config.opponent else "play each other"
         self.plan = (f"{names} {plays}; each is scored against {where}",)
         self._baselines = {name: RoleBaselines(decay=config.baseline_decay) for name in self.agents}
@@ -124,7 +127,7 @@ class MatchSource(Source):
             ]
         self._runners: dict[str, RolloutRunner] = {}
         self._games: list[GameSource] = []
-        self._environments: list[ServedSource] = []
+        self._environments: list[NamedSource] = []
         for policy, run in zip(self._policies, [progress.run, *self.partners], strict=True):
             self._prepare(policy, run)
 
@@ -204,9 +207,9 @@ class MatchSource(Source):
                 keeper=keeper,
             )
         )
-        if config.environment:
+        if config.environment is not None:
             self._environments.append(
-                ServedSource(
+                NamedSource(
                     SourceConfig(
                         num_tasks=1,
                         group_size=2,
@@ -223,7 +226,6 @@ class MatchSource(Source):
                         validation_environment=config.environment,
                         validation_settings={},
                         max_context_tokens=games.max_context_tokens,
-                        rollouts="client",
                     ),
                     keeper,
                 )

@@ -53,6 +53,7 @@ class _Answered:
     params_P: Sequence[SamplingParams]
     samples_PG: Sequence[Sequence[SampledSequence]]
     rewards_PG: Sequence[Sequence[float]]
+    successes_PG: Sequence[Sequence[bool]]
 
 
 class ProblemSource(Source):
@@ -97,7 +98,10 @@ class ProblemSource(Source):
             ]
         )
         advantages_PG = center_rewards(rewards_PG)
-        played = _Answered(records, prompts, params_P, samples_PG, rewards_PG.tolist())
+        successes_PG = _successes(records, answers_PG)
+        played = _Answered(
+            records, prompts, params_P, samples_PG, rewards_PG.tolist(), successes_PG
+        )
         self._keep(TRAIN, step, played, advantages_PG.tolist())
         sequences = [
             build_arrays(token_sample(prompt, sample), float(advantage))
@@ -105,14 +109,9 @@ class ProblemSource(Source):
             if np.any(advantages)
             for sample, advantage in zip(samples, advantages, strict=True)
         ]
-        pairs = [
-            (record, answer)
-            for record, answers in zip(records, answers_PG, strict=True)
-            for answer in answers
-        ]
         metrics = {
-            IS_SUCCESS: _mean([is_right(record, answer) for record, answer in pairs]),
-            "is_formatted": _mean([is_formatted(answer) for _, answer in pairs]),
+            IS_SUCCESS: _mean([each for row in successes_PG for each in row]),
+            "is_formatted": _mean([is_formatted(each) for row in answers_PG for each in row]),
             **length_metrics(
                 (len(sample.tokens), sample.stop_reason)
                 for samples in samples_PG
@@ -123,22 +122,31 @@ class ProblemSource(Source):
         return [Experience(sequences, rewards_PG.size, float(rewards_PG.mean()), metrics)]
 
     def score(self, num_done: int) -> list[Scores]:
-        """Return what the greedy answer to each validation problem earns."""
+        """Return what answers to each validation problem earn; see `SourceConfig`."""
         config = self._config
         records = self._problems.validation[: config.num_validation]
         prompts = [self._prompt(record) for record in records]
-        params = SamplingParams(max_tokens=config.max_tokens, temperature=0.0)
-        samples_PG = self._sample(prompts, [params] * len(prompts), 1)
-        pairs = [
-            (record, self._tokenizer.decode(sample.tokens, skip_special_tokens=True))
-            for record, [sample] in zip(records, samples_PG, strict=True)
+        params_P = [
+            SamplingParams(
+                max_tokens=config.max_tokens,
+                temperature=config.validation_temperature,
+                seed=config.seed * SEEDS_PER_STEP + index,
+            )
+            for index in range(len(prompts))
         ]
-        rewards = [format_reward(record, answer, config.format_coef) for record, answer in pairs]
-        played = _Answered(
-            records, prompts, [params] * len(prompts), samples_PG, [[each] for each in rewards]
-        )
+        samples_PG = self._sample(prompts, params_P, config.num_samples)
+        answers_PG = [
+            [self._tokenizer.decode(each.tokens, skip_special_tokens=True) for each in samples]
+            for samples in samples_PG
+        ]
+        rewards_PG = [
+            [format_reward(record, answer, config.format_coef) for answer in answers]
+            for record, answers in zip(records, answers_PG, strict=True)
+        ]
+        successes_PG = _successes(records, answers_PG)
+        played = _Answered(records, prompts, params_P, samples_PG, rewards_PG, successes_PG)
         self._keep(VALIDATION, num_done, played, None)
-        return [Scores(rewards, [is_right(record, answer) for record, answer in pairs])]
+        return [Scores(list(map(_mean, rewards_PG)), list(map(_mean, successes_PG)))]
 
     def imitate(self, step: int) -> list[list[DatumArrays]]:
         """Return how the problems' pupil answers, see `ProblemSet.demonstrate`."""
@@ -194,7 +202,7 @@ class ProblemSource(Source):
         ):
             for index, sample in enumerate(samples):
                 text = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
-                solved = {IS_SUCCESS: is_right(record, self._answer(sample))}
+                solved = {IS_SUCCESS: played.successes_PG[problem][index]}
                 turn = Turn(
                     len(sample.tokens),
                     sample.stop_reason,
@@ -227,6 +235,15 @@ class ProblemSource(Source):
         if sample.stop_reason != "stop":
             return None
         return self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
+
+
+def _successes(
+    records: Sequence[MathRecord], answers_PG: Sequence[Sequence[str | None]]
+) -> list[list[bool]]:
+    return [
+        [is_right(record, answer) for answer in answers]
+        for record, answers in zip(records, answers_PG, strict=True)
+    ]
 
 
 def token_sample(prompt: Sequence[int], sample: SampledSequence) -> TokenSample:

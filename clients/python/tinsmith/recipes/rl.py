@@ -24,15 +24,10 @@ from tinsmith.recipes.experience import Source, SourceConfig
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
-from tinsmith.recipes.own_source import OwnCode
+from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.served_source import (
-    EnvironmentPlan,
-    ServedSource,
-    check_served,
-    read_settings,
-)
+from tinsmith.recipes.rewarded_source import RewardedData
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler import Sampler
@@ -51,16 +46,16 @@ class Config:
     """`arithmetic`, `small_sums`, `geometry`; a JSONL file, a folder of them, or
     `hf://NAME[:CONFIG]`, in the layout of GSM8K or Geometry3K."""
     environment: str = ""
-    """Name of a served environment, such as `guessing`, or a class of your own,
-    `FILE.py:CLASS`, to play instead of `data`."""
+    """What is played instead of `data`: a served name such as `guessing`, a class of your own,
+    `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
     environment_config: str = ""
     """Settings of the environment, as a JSON object."""
     validation_environment: str = ""
-    """Another environment, of the same kind, that is scored; the one of training if it is empty."""
+    """Another environment, in any of these forms, that is scored; that of training if empty."""
     validation_config: str = ""
     """Settings of what is scored, as a JSON object; those of training if both are left out."""
     rollouts: str = "client"
-    """Where episodes of an environment are played: in the `client`, or on the `server`."""
+    """Where episodes are played: in the `client`, or of a served name on the `server`."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
     step_timeout_s: float = STEP_TIMEOUT_S
@@ -129,7 +124,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     Of an experiment that ended, nothing is repeated: what came out is returned.
 
     Raises:
-        ConfigurationError: If the data cannot be read, the environment is not served, or
+        ConfigurationError: If the data cannot be read, the environment is not there, or
             `output_dir` holds another experiment.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
@@ -153,7 +148,7 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     """Read what is played, and return what makes a source of it.
 
     Raises:
-        ConfigurationError: If it cannot be read, or the environment is not served.
+        ConfigurationError: If it cannot be read, or the environment is not there.
     """
     settings = SourceConfig(
         num_tasks=config.num_problems,
@@ -172,22 +167,24 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     client.get_tokenizer(config.base_model)
     served = {model.base_model: model for model in client.list_models()}
     model = served[config.base_model]
-    if OwnCode.is_named(config):
-        if config.num_imitation_steps:
-            raise ConfigurationError(
-                "code of your own has no pupil to imitate", remedy="set num_imitation_steps=0"
-            )
-        own = OwnCode(
-            config,
-            validation_environment=config.validation_environment,
-            validation_config=config.validation_config,
+    if (config.reward or config.environment) and config.num_imitation_steps:
+        raise ConfigurationError(
+            "a reward or an environment has no pupil to imitate", remedy="set num_imitation_steps=0"
         )
-        return lambda sampler, keeper: own.source(
+    if config.reward:
+        rewarded = RewardedData(config)
+        return lambda sampler, keeper: rewarded.source(
             settings, sampler, sampler.get_tokenizer(), model, keeper
         )
     if config.environment:
-        plan = _plan(config, client, max_context_tokens=model.max_context_tokens)
-        return lambda sampler, keeper: ServedSource(settings, sampler, client, plan, keeper)
+        plan = plan_environments(
+            config,
+            client,
+            max_context_tokens=model.max_context_tokens,
+            validation_environment=config.validation_environment,
+            validation_config=config.validation_config,
+        )
+        return lambda sampler, keeper: NamedSource(settings, sampler, client, plan, keeper)
     geometry = load_geometry(
         config.data,
         calculator=config.calculator,
@@ -213,30 +210,4 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
         images=model.images,
         name=config.data,
         keeper=keeper,
-    )
-
-
-def _plan(config: Config, client: Client, *, max_context_tokens: int) -> EnvironmentPlan:
-    """Return which served environments are played, and where.
-
-    Raises:
-        ConfigurationError: If one is not served, or there would be nothing to imitate.
-    """
-    validation = config.validation_environment or config.environment
-    check_served(client, config.environment, validation)
-    if config.num_imitation_steps:
-        raise ConfigurationError(
-            "a served environment has no pupil to imitate", remedy="set num_imitation_steps=0"
-        )
-    own = read_settings(config.environment_config, "environment_config")
-    is_other = config.validation_config or config.validation_environment
-    return EnvironmentPlan(
-        environment=config.environment,
-        settings=own,
-        validation_environment=validation,
-        validation_settings=read_settings(config.validation_config, "validation_config")
-        if is_other
-        else own,
-        max_context_tokens=max_context_tokens,
-        rollouts="server" if config.rollouts == "server" else "client",
     )

@@ -48,6 +48,7 @@ from tinsmith.rollouts.machine import (
     TurnSampled,
 )
 from tinsmith.rollouts.observations import TokenPiece
+from tinsmith.rollouts.pass_at_k import pass_at_k
 from tinsmith.rollouts.policy_player import PolicyPlayer
 from tinsmith.rollouts.runner import RolloutRunner
 from tinsmith.rollouts.trajectory import (
@@ -107,6 +108,7 @@ __all__ = [
     "failure_of",
     "note_failure",
     "note_plan",
+    "pass_at_k",
     "run_groups",
     "to_model_input",
     "trajectory_arrays",

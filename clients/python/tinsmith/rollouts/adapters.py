@@ -61,9 +61,12 @@ async def create_service_instance(
     *,
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
+    address: str = "",
 ) -> ServiceInstance:
-    """Create an instance on the server for one rollout."""
-    instance = await environments.create_instance_async(environment, seed=seed, config=config)
+    """Create an instance on the server for one rollout; see `EnvironmentClient`."""
+    instance = await environments.create_instance_async(
+        environment, seed=seed, config=config, address=address
+    )
     return ServiceInstance(instance)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tinsmith.environments.local import STEP_TIMEOUT_S
+from tinsmith.environments.naming import AnyEnvironment
 from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.group_plan import GroupConfig
 from tinsmith.rollouts.groups import GroupResult
@@ -32,7 +34,7 @@ class PlayableEnvironments(PlayCalls):
 
     def play(
         self,
-        environment: str,
+        environment: AnyEnvironment,
         *,
         sampler: Sampler,
         seeds: Sequence[int | EnvironmentTask] = (0,),
@@ -43,6 +45,7 @@ class PlayableEnvironments(PlayCalls):
         rollouts: Place = "client",
         timeout_s: float = 3600.0,
         keep_in: Path | str | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> GroupResult[EnvironmentTask]:
         """Play an environment with a model; training, validation and inference all do this.
 
@@ -50,7 +53,8 @@ class PlayableEnvironments(PlayCalls):
         tokens, log-probabilities and rewards in the client and on the server.
 
         Args:
-            environment: Resource name, or id within the client's project.
+            environment: A served name; `FILE.py:CLASS`, `MODULE:CLASS` or a class, which play in
+                this process; or `grpc://HOST:PORT[/NAME]` of a server of `tinsmith env serve`.
             sampler: Whose weights play: a base model, a checkpoint or a live run.
             seeds: What is played: seeds of the environment, or seeds with settings.
             config: Limits of an episode.
@@ -61,14 +65,15 @@ class PlayableEnvironments(PlayCalls):
             timeout_s: Time that a server gives the whole.
             keep_in: File, `.jsonl` or `.parquet`, that the episodes of the groups are written to
                 (docs/rollouts.md). Without a seed in `params` one is drawn.
+            step_timeout_s: What making a class of this process, its reset and each step may take.
 
         Returns:
             A group for each seed, and what became of the episodes.
 
         Raises:
-            ConfigurationError: If `rollouts` is no place, or `keep_in` no name of such a file.
+            ConfigurationError: If the environment is not there, `rollouts` is no place or not one
+                for it, or `keep_in` is no name of such a file.
             NoRolloutsError: If not one group survived.
-            NotFoundError: On the server, if the environment is not served.
 
         Example:
             >>> played = client.environments.play("guessing", sampler=sampler, seeds=range(32))
@@ -85,12 +90,13 @@ class PlayableEnvironments(PlayCalls):
                 rollouts=rollouts,
                 timeout_s=timeout_s,
                 keep_in=keep_in,
+                step_timeout_s=step_timeout_s,
             )
         )
 
     async def play_async(
         self,
-        environment: str,
+        environment: AnyEnvironment,
         *,
         sampler: Sampler,
         seeds: Sequence[int | EnvironmentTask] = (0,),
@@ -101,6 +107,7 @@ class PlayableEnvironments(PlayCalls):
         rollouts: Place = "client",
         timeout_s: float = 3600.0,
         keep_in: Path | str | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> GroupResult[EnvironmentTask]:
         """Do as `play`, without blocking."""
         return await self._core.background.acall(
@@ -115,6 +122,7 @@ class PlayableEnvironments(PlayCalls):
                 rollouts=rollouts,
                 timeout_s=timeout_s,
                 keep_in=keep_in,
+                step_timeout_s=step_timeout_s,
             )
         )
 
@@ -132,8 +140,8 @@ class PlayableEnvironments(PlayCalls):
             Where the two part, and which weights sampled each.
 
         Raises:
-            ConfigurationError: If the episode cannot be played again; says why.
-            NotFoundError: If its environment is not served any more.
+            ConfigurationError: If the episode cannot be played again, as its environment is not
+                served any more; says why.
             RolloutError: If the episode was lost on the way.
 
         Example:

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.groups import GroupResult
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records import record_result, write_records
 from tinsmith.rollouts.records.files import check_path
 from tinsmith.rollouts.records.making import Decoder, Weights, make_origin
-from tinsmith.rollouts.records.record import Origin
+from tinsmith.rollouts.records.record import LOCAL, SERVED, Origin
 from tinsmith.types import SamplingParams
 
 KeepResult = Callable[[GroupResult[EnvironmentTask]], Awaitable[None]]
@@ -32,6 +33,11 @@ def seeded(params: SamplingParams) -> SamplingParams:
     return dataclasses.replace(params, seed=secrets.randbits(53))
 
 
+def kind_of(environment: NamedEnvironment) -> str:
+    """Return how records call the play of an environment."""
+    return SERVED if environment.environment_class is None else LOCAL
+
+
 def keep_in_file(
     path: Path | str,
     decoder: Decoder,
@@ -40,6 +46,7 @@ def keep_in_file(
     environment: str,
     params: SamplingParams,
     config: RolloutConfig,
+    kind: str = SERVED,
 ) -> KeepResult:
     """Return what writes the episodes of a result to a file.
 
@@ -50,6 +57,7 @@ def keep_in_file(
         environment: What is played.
         params: How tokens are drawn.
         config: Limits of an episode.
+        kind: Where the environment is; see `kind_of`.
 
     Raises:
         ConfigurationError: If the name of the file says no known layout.
@@ -61,6 +69,7 @@ def keep_in_file(
             sampler,
             params,
             config,
+            kind=kind,
             environment=environment,
             environment_config=dict(task.config),
             environment_seed=task.seed,

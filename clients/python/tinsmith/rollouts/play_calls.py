@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.local import STEP_TIMEOUT_S, create_local_instance
+from tinsmith.environments.naming import AnyEnvironment, NamedEnvironment
 from tinsmith.errors import ConfigurationError
 from tinsmith.rollouts.adapters import (
-    ServiceInstance,
     ServiceSampler,
     create_service_instance,
     read_image_rules,
@@ -20,7 +21,8 @@ from tinsmith.rollouts.client import RolloutClient
 from tinsmith.rollouts.errors import RolloutError
 from tinsmith.rollouts.group_plan import GroupConfig
 from tinsmith.rollouts.groups import GroupResult, run_groups
-from tinsmith.rollouts.keeping import KeepResult, keep_in_file, keep_nothing, seeded
+from tinsmith.rollouts.interfaces import EnvironmentInstance
+from tinsmith.rollouts.keeping import KeepResult, keep_in_file, keep_nothing, kind_of, seeded
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records.record import SERVED, EpisodeRecord
 from tinsmith.rollouts.records.replaying import (
@@ -46,6 +48,23 @@ PLACES: tuple[Place, ...] = ("client", "server")
 """Where episodes may be played."""
 
 
+def check_place(named: NamedEnvironment, rollouts: str) -> None:
+    """Refuse a place where an environment cannot be played.
+
+    Raises:
+        ConfigurationError: If it is none of `PLACES`, or the server does not find the environment.
+    """
+    if rollouts not in PLACES:
+        raise ConfigurationError(
+            f"rollouts is {rollouts!r}", remedy=f"give one of {', '.join(PLACES)}"
+        )
+    if rollouts == "server" and not named.is_at_scheduler:
+        raise ConfigurationError(
+            f"{named.given} is not played on the server, which finds environments by their name",
+            remedy="set rollouts=client, or name one that is served: tinsmith environments list",
+        )
+
+
 class PlayCalls(EnvironmentClient):
     """The environments of a server, and playing them with a model.
 
@@ -63,7 +82,7 @@ class PlayCalls(EnvironmentClient):
     @call
     async def _play(
         self,
-        environment: str,
+        environment: AnyEnvironment,
         *,
         sampler: Sampler,
         seeds: Sequence[int | EnvironmentTask] = (0,),
@@ -74,6 +93,7 @@ class PlayCalls(EnvironmentClient):
         rollouts: Place = "client",
         timeout_s: float = 3600.0,
         keep_in: Path | str | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> GroupResult[EnvironmentTask]:
         """Play an environment with a model; training, validation and inference all do this.
 
@@ -81,7 +101,8 @@ class PlayCalls(EnvironmentClient):
         tokens, log-probabilities and rewards in the client and on the server.
 
         Args:
-            environment: Resource name, or id within the client's project.
+            environment: A served name; `FILE.py:CLASS`, `MODULE:CLASS` or a class, which play in
+                this process; or `grpc://HOST:PORT[/NAME]` of a server of `tinsmith env serve`.
             sampler: Whose weights play: a base model, a checkpoint or a live run.
             seeds: What is played: seeds of the environment, or seeds with settings.
             config: Limits of an episode.
@@ -92,26 +113,25 @@ class PlayCalls(EnvironmentClient):
             timeout_s: Time that a server gives the whole.
             keep_in: File, `.jsonl` or `.parquet`, that the episodes of the groups are written to
                 (docs/rollouts.md). Without a seed in `params` one is drawn.
+            step_timeout_s: What making a class of this process, its reset and each step may take.
 
         Returns:
             A group for each seed, and what became of the episodes.
 
         Raises:
-            ConfigurationError: If `rollouts` is no place, or `keep_in` no name of such a file.
+            ConfigurationError: If the environment is not there, `rollouts` is no place or not one
+                for it, or `keep_in` is no name of such a file.
             NoRolloutsError: If not one group survived.
-            NotFoundError: On the server, if the environment is not served.
 
         Example:
             >>> played = client.environments.play("guessing", sampler=sampler, seeds=range(32))
         """
-        if rollouts not in PLACES:
-            raise ConfigurationError(
-                f"rollouts is {rollouts!r}", remedy=f"give one of {', '.join(PLACES)}"
-            )
+        named = await self._find(environment)
+        check_place(named, rollouts)
         groups = groups or GroupConfig(group_size=1, min_group_size=1)
         if rollouts == "server":
             batch = await self._rollouts.generate_async(
-                environment,
+                named.given,
                 seeds,
                 sampler=sampler,
                 config=config,
@@ -136,10 +156,16 @@ class PlayCalls(EnvironmentClient):
         if keep_in is not None:
             params = seeded(params)
             keep = keep_in_file(
-                keep_in, tokenizer, sampler, environment=environment, params=params, config=config
+                keep_in,
+                tokenizer,
+                sampler,
+                environment=named.given,
+                params=params,
+                config=config,
+                kind=kind_of(named),
             )
         runner = await self._runner(sampler, ServiceSampler(sampler), config, params)
-        create = partial(self._instance, environment)
+        create = partial(self._instance, named, step_timeout_s)
         result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
         await keep(result)
         return result
@@ -159,8 +185,8 @@ class PlayCalls(EnvironmentClient):
             Where the two part, and which weights sampled each.
 
         Raises:
-            ConfigurationError: If the episode cannot be played again; says why.
-            NotFoundError: If its environment is not served any more.
+            ConfigurationError: If the episode cannot be played again, as its environment is not
+                served any more; says why.
             RolloutError: If the episode was lost on the way.
 
         Example:
@@ -175,7 +201,8 @@ class PlayCalls(EnvironmentClient):
         config, params = rollout_config(record), sampling_params(record)
         runner = await self._runner(sampler, draw, config, params)
         task = EnvironmentTask(origin.environment_seed or 0, origin.environment_config)
-        create = partial(self._instance, origin.environment, task)
+        named = await self._find(origin.environment, setting="the record's environment")
+        create = partial(self._instance, named, STEP_TIMEOUT_S, task)
         played = await runner.run(create, episode_key=record.episode)
         if played.reason.is_infrastructure:
             raise RolloutError(f"the episode {record.episode} was lost: {played.failure}")
@@ -192,9 +219,19 @@ class PlayCalls(EnvironmentClient):
             images=await read_image_rules(self._core, sampler.base_model),
         )
 
-    async def _instance(self, environment: str, task: EnvironmentTask) -> ServiceInstance:
+    async def _instance(
+        self, named: NamedEnvironment, step_timeout_s: float, task: EnvironmentTask
+    ) -> EnvironmentInstance:
+        config = task.config or None
+        if named.environment_class is not None:
+            return await create_local_instance(
+                named.environment_class,
+                seed=task.seed,
+                config=config,
+                step_timeout_s=step_timeout_s,
+            )
         return await create_service_instance(
-            self, environment, seed=task.seed, config=task.config or None
+            self, named.name, seed=task.seed, config=config, address=named.address
         )
 
     async def _tokenizer(self, sampler: Sampler) -> Tokenizer:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from tinsmith.rpc.transport import Connection, Endpoint, Transport
+from tinsmith.settings import RetryPolicy
 
 Response = TypeVar("Response")
 
@@ -38,6 +39,8 @@ async def read_pages(
     endpoint: Endpoint,
     method: Callable[[Connection], grpc.aio.UnaryUnaryMultiCallable[Any, Response]],
     request: Any,
+    *,
+    retry: RetryPolicy | None = None,
 ) -> AsyncGenerator[Response]:
     """Yield the answers of a list, page by page. Runs in the background loop.
 
@@ -46,9 +49,14 @@ async def read_pages(
         endpoint: Where the list is.
         method: The stub's method.
         request: The request; its page fields are set here.
+        retry: How each page is asked for again; as the client does by default.
 
     Raises:
         TinsmithError: If a page cannot be read.
     """
-    async for answer in pages(lambda each: transport.call(endpoint, method, each), request):
+
+    def send(each: Any) -> Awaitable[Response]:
+        return transport.call(endpoint, method, each, retry=retry)
+
+    async for answer in pages(send, request):
         yield answer

@@ -136,8 +136,16 @@ class Endpoint:
     metadata: tuple[tuple[str, str], ...] = ()
     """What is sent with each call beside the key."""
 
-    def __init__(self, address: str, locate: Callable[[], Awaitable[str]] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        locate: Callable[[], Awaitable[str]] | None = None,
+        *,
+        is_direct: bool = False,
+    ) -> None:
         self.address = address
+        self.is_direct = is_direct
+        """Whether it is called there though a gateway wants every call: the user named it."""
         self._locate = locate
         self._lock = asyncio.Lock()
         self._located_at = float("-inf")
@@ -251,7 +259,8 @@ class Transport:
         return connection
 
     def _address_of(self, endpoint: Endpoint) -> str:
-        return self.settings.address if self.is_pinned else endpoint.address
+        is_pinned = self.is_pinned and not endpoint.is_direct
+        return self.settings.address if is_pinned else endpoint.address
 
     def _learn(self, metadata: Any) -> None:
         """Find out whether the server wants every call at the one address."""

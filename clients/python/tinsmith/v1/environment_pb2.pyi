@@ -89,10 +89,13 @@ class Environment(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     DEFAULT_CONFIG_FIELD_NUMBER: _builtins.int
+    BUILTIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the environment: `projects/{project}/environments/{environment}`."""
     description: _builtins.str
     """Says in a sentence what the task is."""
+    builtin: _builtins.bool
+    """Says whether each environment server plays it, whatever it was started with."""
     @_builtins.property
     def default_config(self) -> _struct_pb2.Struct:
         """Lists the settings of an instance with their defaults."""
@@ -103,10 +106,11 @@ class Environment(_message.Message):
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         default_config: _struct_pb2.Struct | None = ...,
+        builtin: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_config", b"default_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_config", b"default_config", "description", b"description", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builtin", b"builtin", "default_config", b"default_config", "description", b"description", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,6 +163,7 @@ def encode_environment(project: str, spec: EnvironmentSpec) -> environment_pb2.E
         name=str(names.EnvironmentName(project, spec.name)),
         description=spec.description,
         default_config=encode_struct(spec.default_config),
+        builtin=spec.is_builtin,
     )
 
 

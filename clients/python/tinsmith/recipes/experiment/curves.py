@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,21 +84,38 @@ def plot_panels(
     A reader finds the earlier picture or the whole new one. Without matplotlib nothing is drawn,
     and None is returned.
     """
-    try:
-        from matplotlib import figure as figures
-    except ImportError:
-        return None
     num_columns = min(len(panels), _NUM_COLUMNS)
     num_rows = -(-len(panels) // _NUM_COLUMNS)
-    with _DRAWING:
-        # Without pyplot, whose state threads share.
-        figure = figures.Figure(
-            figsize=(7, 4) if len(panels) == 1 else (11, 3.6 * num_rows), dpi=120
-        )
+
+    def fill(figure: Any) -> None:
         for index, panel in enumerate(panels, 1):
             axes = figure.add_subplot(num_rows, num_columns, index)
             _draw(axes, panel, has_log_x=has_log_x)
             axes.set_xlabel(x_label)
+
+    size = (7, 4) if len(panels) == 1 else (11, 3.6 * num_rows)
+    return draw_figure(path, title, size, fill)
+
+
+def draw_figure(
+    path: Path, title: str, size: tuple[float, float], fill: Callable[[Any], None]
+) -> Path | None:
+    """Draw a figure into a PNG, and return its path; None if matplotlib is not installed.
+
+    Args:
+        path: Of the picture; a reader finds the earlier one or the whole new one.
+        title: Above it.
+        size: Width and height in inches.
+        fill: Draws into the figure of matplotlib.
+    """
+    try:
+        from matplotlib import figure as figures
+    except ImportError:
+        return None
+    with _DRAWING:
+        # Without pyplot, whose state threads share.
+        figure = figures.Figure(figsize=size, dpi=120)
+        fill(figure)
         # Two dollars are mathematics to matplotlib, and part of a name here.
         figure.suptitle(title.replace("$", r"\$"))
         figure.tight_layout()

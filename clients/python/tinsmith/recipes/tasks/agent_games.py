@@ -28,7 +28,7 @@ from tinsmith.games import (
     RockPaperScissorsGame,
     RpsPlayer,
 )
-from tinsmith.recipes.tasks.own_code import is_own, load_object
+from tinsmith.user_code import load_object, names_code
 
 AGENTS = ("first", "second")
 """Names of the seats; the first one begins."""
@@ -81,7 +81,7 @@ def load_game(
     Raises:
         ConfigurationError: If there is no such game, or no such board.
     """
-    if is_own(data):
+    if names_code(data):
         return _load_own(data)
     if data == "kuhn":
         return GameTask("kuhn", KUHN_STRENGTHS, 2, 2.0, _kuhn, _kuhn_script)

@@ -1,4 +1,4 @@
-"""Environments of the server as experience: episodes turn by turn, played here or there.
+"""Environments as experience: episodes turn by turn, of a server or of a class of this process.
 
 Each task is played by a group, and advantages are centred in the group. Validation may play another
 environment, or the same one with other settings.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tinsmith.client import Client
+from tinsmith.environments.local import STEP_TIMEOUT_S
+from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import VALIDATION_SEED, group_experience, group_scores
 from tinsmith.recipes.experience import Experience, Scores, Source, SourceConfig
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
-from tinsmith.rollouts.play_calls import Place
+from tinsmith.rollouts.keeping import kind_of
+from tinsmith.rollouts.play_calls import Place, check_place
 from tinsmith.rollouts.records import Origin
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.types import SamplingParams
@@ -34,18 +37,33 @@ class EnvironmentPlan:
         validation_settings: Of its tasks.
         max_context_tokens: Of the model.
         rollouts: Where episodes are played.
+        step_timeout_s: What a step of a class of this process may take.
     """
 
-    environment: str
+    environment: NamedEnvironment
     settings: Mapping[str, Any]
-    validation_environment: str
+    validation_environment: NamedEnvironment
     validation_settings: Mapping[str, Any]
     max_context_tokens: int
-    rollouts: Place
+    rollouts: Place = "client"
+    step_timeout_s: float = STEP_TIMEOUT_S
 
 
-class ServedSource(Source):
-    """Episodes of a served environment, turn by turn; one seed is one task."""
+class EnvironmentSettings(Protocol):
+    """The settings of a recipe that plays an environment."""
+
+    @property
+    def environment(self) -> str: ...  # noqa: D102
+    @property
+    def environment_config(self) -> str: ...  # noqa: D102
+    @property
+    def rollouts(self) -> str: ...  # noqa: D102
+    @property
+    def step_timeout_s(self) -> float: ...  # noqa: D102
+
+
+class NamedSource(Source):
+    """Episodes of an environment that was named, turn by turn; one seed is one task."""
 
     def __init__(
         self,
@@ -71,6 +89,7 @@ class ServedSource(Source):
             plan.environment,
             [EnvironmentTask(seed, plan.settings) for seed in seeds],
             group_size=config.group_size,
+            min_group_size=2,
             temperature=config.temperature,
             key=f"{config.seed}/{step}",
             kept_as=(TRAIN, step),
@@ -78,14 +97,15 @@ class ServedSource(Source):
         return [group_experience(result)]
 
     def score(self, num_done: int) -> list[Scores]:
-        """Return the reward of one greedy episode for each validation seed."""
+        """Return what each validation seed earns, greedily unless the settings say otherwise."""
         plan = self._plan
         seeds = range(VALIDATION_SEED, VALIDATION_SEED + self._config.num_validation)
         result = self._play(
             plan.validation_environment,
             [EnvironmentTask(seed, plan.validation_settings) for seed in seeds],
-            group_size=1,
-            temperature=0.0,
+            group_size=self._config.num_samples,
+            min_group_size=1,
+            temperature=self._config.validation_temperature,
             key="validation",
             kept_as=(VALIDATION, num_done),
         )
@@ -93,10 +113,11 @@ class ServedSource(Source):
 
     def _play(
         self,
-        environment: str,
+        environment: NamedEnvironment,
         tasks: Sequence[EnvironmentTask],
         *,
         group_size: int,
+        min_group_size: int,
         temperature: float,
         key: str,
         kept_as: tuple[str, int],
@@ -109,16 +130,18 @@ class ServedSource(Source):
             seeds=tasks,
             config=limits,
             params=params,
-            groups=GroupConfig(group_size=group_size, min_group_size=min(2, group_size)),
+            groups=GroupConfig(group_size=group_size, min_group_size=min_group_size),
             batch_key=key,
             rollouts=self._plan.rollouts,
+            step_timeout_s=self._plan.step_timeout_s,
         )
 
         def origin_of(task: EnvironmentTask) -> Origin:
             return self._keeper.origin(
                 params,
                 limits,
-                environment=environment,
+                kind=kind_of(environment),
+                environment=environment.given,
                 environment_config=dict(task.config),
                 environment_seed=task.seed,
             )
@@ -127,19 +150,47 @@ class ServedSource(Source):
         return result
 
 
-def check_served(client: Client, *names: str) -> None:
-    """Refuse environments that are not served.
+def plan_environments(
+    config: EnvironmentSettings,
+    client: Client,
+    *,
+    max_context_tokens: int,
+    validation_environment: str = "",
+    validation_config: str = "",
+) -> EnvironmentPlan:
+    """Return what is played, once it is known to be there.
+
+    Args:
+        config: Settings of the recipe.
+        client: Of the service.
+        max_context_tokens: Of the model.
+        validation_environment: What is scored; the environment of training if it is empty.
+        validation_config: Settings of what is scored, as a JSON object; those of training if both
+            are empty.
 
     Raises:
-        ConfigurationError: If one is not; names those that are.
+        ConfigurationError: If an environment is not there, or not played in that place, or
+            settings are no JSON object.
     """
-    served = sorted(each.name.rpartition("/")[2] for each in client.environments.list())
-    for name in names:
-        if name not in served:
-            raise ConfigurationError(
-                f"no environment {name} is served",
-                remedy=f"give environment= one of {', '.join(served)}",
-            )
+    trained = client.environments.find(config.environment)
+    scored = trained
+    if validation_environment:
+        scored = client.environments.find(validation_environment, setting="validation_environment")
+    for each in (trained, scored):
+        check_place(each, config.rollouts)
+    own = read_settings(config.environment_config, "environment_config")
+    is_other = validation_environment or validation_config
+    return EnvironmentPlan(
+        environment=trained,
+        settings=own,
+        validation_environment=scored,
+        validation_settings=read_settings(validation_config, "validation_config")
+        if is_other
+        else own,
+        max_context_tokens=max_context_tokens,
+        rollouts="server" if config.rollouts == "server" else "client",
+        step_timeout_s=config.step_timeout_s,
+    )
 
 
 def read_settings(text: str, setting: str) -> dict[str, Any]:
