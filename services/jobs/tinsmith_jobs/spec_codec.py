@@ -308,7 +308,14 @@ def _toleration(reader: Reader) -> tuple[Toleration, Mapping[str, object]]:
     )
     if not found.key and found.operator != "Exists":
         reader.refuse(f"{reader.path} without a key must have the operator Exists")
+    if found.value and found.operator == "Exists":
+        reader.refuse(
+            f"{reader.path}.value is {found.value!r}: with the operator Exists there is none; drop "
+            "it, or write Equal"
+        )
     seconds = reader.optional_number("tolerationSeconds", least=0)
+    if seconds is not None and found.effect != "NoExecute":
+        reader.refuse(f"{reader.path}.tolerationSeconds needs the effect NoExecute")
     original: dict[str, object] = {"operator": found.operator}
     for name, value in (("key", found.key), ("value", found.value), ("effect", found.effect)):
         if value:

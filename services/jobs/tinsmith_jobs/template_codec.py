@@ -16,6 +16,7 @@ from tinsmith_jobs.spec import SAMPLER, TRAINER, InitContainer, Mount, Template,
 from tinsmith_jobs.spec_reader import Reader
 
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_QUALIFIED_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,57}[a-z0-9])?")
 """As Kubernetes has it, with room for a prefix."""
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -39,6 +40,14 @@ def read_template(reader: Reader, kind: str) -> Template:
     """
     volumes = _volumes(reader)
     labels = reader.texts_by_name("labels")
+    annotations = reader.texts_by_name("annotations")
+    for field, names in (("labels", labels), ("annotations", annotations)):
+        wrong = [name for name in names if not _QUALIFIED_NAME.fullmatch(name)]
+        if wrong:
+            reader.refuse(
+                f"{reader.path}.{field} names {wrong[0]!r}; a name has at most 63 letters, digits "
+                "and - _ . alone, behind a prefix with / or not"
+            )
     for name, value in labels.items():
         if not _LABEL_VALUE.fullmatch(value):
             reader.refuse(
@@ -53,7 +62,7 @@ def read_template(reader: Reader, kind: str) -> Template:
         env=_env(reader),
         env_from=_env_from(reader),
         labels=labels,
-        annotations=reader.texts_by_name("annotations"),
+        annotations=annotations,
         volumes=volumes,
         mounts=_mounts(reader, volumes, kind),
         init_containers=_init_containers(reader, volumes, kind),
