@@ -27,7 +27,12 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
-from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes, give_back
+from tinsmith_jobs.plan.status_transitions import (
+    assign_nodes,
+    assign_pool_nodes,
+    give_back,
+    wait_for_nodes,
+)
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Role, Scheduling, requested
 from tinsmith_jobs.status import Assignment, Placement, Status
@@ -148,6 +153,9 @@ def decided_statuses(
         status = changed.get(key, item.status)
         if status.waiting_for != sentence:
             changed[key] = replace(status, waiting_for=sentence)
+            if isinstance(item, Job) and status.assigned_time is None:
+                is_unfit = key in decisions.unfit
+                changed[key] = wait_for_nodes(changed[key], sentence, now, is_unfit=is_unfit)
     return changed
 
 
@@ -185,6 +193,7 @@ def _workload(
     if not placed and not missing:
         return None
     is_job = isinstance(item, Job)
+    choosy = [role for role in roles if role.template.chooses_nodes and role.replicas]
     return Workload(
         key=item.key,
         project=projects.get(item.key.namespace, item.key.namespace) if is_job else "",
@@ -198,6 +207,8 @@ def _workload(
         idle=_pods_where(status, lambda entry: _is_idle(entry, own.get(entry.pod))),
         stuck=_pods_where(status, lambda entry: _is_stuck(own.get(entry.pod), limits, now)),
         rules=replace(scheduling.rules, avoided=avoided_nodes(status, now, limits)),
+        role_rules={role.name: scheduling.rules_for(role) for role in choosy},
+        unplaced=tuple(role.name for role in choosy if not role.is_placed),
         is_gang=is_job,
         is_preemptible=is_job and scheduling.is_preemptible,
         assigned=status.assigned_time,

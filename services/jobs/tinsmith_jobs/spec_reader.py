@@ -21,6 +21,7 @@ _HINTS = {
     **dict.fromkeys(
         ("volumes", "volumeMounts", "initContainers", "envFrom", "imagePullSecrets"), _OF_TEMPLATE
     ),
+    **dict.fromkeys(("nodeSelector", "tolerations", "labels", "annotations"), _OF_TEMPLATE),
     **dict.fromkeys(("affinity", "nodeAffinity", "topologySpreadConstraints"), _OF_NODES),
     **dict.fromkeys(
         ("hostNetwork", "hostPID", "hostIPC"), "pods of jobs see nothing of their node"

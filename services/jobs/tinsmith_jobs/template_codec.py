@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from tinsmith_jobs.naming import POD_PATHS
+from tinsmith_jobs.pod_fields_codec import read_annotations, read_labels, read_tolerations
 from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import SAMPLER, TRAINER, InitContainer, Mount, Template, Volume
 from tinsmith_jobs.spec_reader import Reader
 
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-_QUALIFIED_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,57}[a-z0-9])?")
 """As Kubernetes has it, with room for a prefix."""
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -39,21 +38,6 @@ def read_template(reader: Reader, kind: str) -> Template:
         kind: What runs in them.
     """
     volumes = _volumes(reader)
-    labels = reader.texts_by_name("labels")
-    annotations = reader.texts_by_name("annotations")
-    for field, names in (("labels", labels), ("annotations", annotations)):
-        wrong = [name for name in names if not _QUALIFIED_NAME.fullmatch(name)]
-        if wrong:
-            reader.refuse(
-                f"{reader.path}.{field} names {wrong[0]!r}; a name has at most 63 letters, digits "
-                "and - _ . alone, behind a prefix with / or not"
-            )
-    for name, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
-            reader.refuse(
-                f"{reader.path}.labels.{name} is {value!r}: a label has at most 63 letters, digits "
-                "and - _ . alone, and begins and ends with a letter or digit"
-            )
     return Template(
         image=_image(reader, reader.text("image", longest=512)),
         image_pull_policy=reader.choice("imagePullPolicy", _PULL_POLICIES),
@@ -61,8 +45,10 @@ def read_template(reader: Reader, kind: str) -> Template:
         args=reader.texts("args"),
         env=_env(reader),
         env_from=_env_from(reader),
-        labels=labels,
-        annotations=annotations,
+        labels=read_labels(reader, "labels"),
+        annotations=read_annotations(reader, "annotations"),
+        node_selector=read_labels(reader, "nodeSelector"),
+        tolerations=read_tolerations(reader),
         volumes=volumes,
         mounts=_mounts(reader, volumes, kind),
         init_containers=_init_containers(reader, volumes, kind),

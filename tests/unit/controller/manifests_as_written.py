@@ -6,8 +6,17 @@ answers; of `Failed` and `Queued` it is what the status says on a deployment wit
 
 from __future__ import annotations
 
-from tests.unit.controller.cluster_in_memory import NAMESPACE
+import functools
+from pathlib import Path
+from typing import Any
 
+import yaml
+from tests.unit.controller.cluster_in_memory import NAMESPACE, World
+from tests.unit.controller.process_in_memory import DEPLOYMENT, Process, status_of
+
+from tinsmith_controller.pods.job_refusal import refusal_of
+
+ROOT = Path(__file__).parents[3]
 SCHEMA = "schema"
 BASE = """
 model: {name: qwen3-0.6b, source: "hf://Qwen/Qwen3-0.6B"}
@@ -368,3 +377,53 @@ SPECS = [
     ),
 ]
 """Name, fields, phase or `schema`, and a pattern of what is said."""
+
+
+@functools.cache
+def schema(plural: str = "trainingjobs") -> dict[str, Any]:
+    crd = yaml.safe_load((ROOT / f"k8s/crd/{plural}.tinsmith.dev.yaml").read_text())
+    [version] = crd["spec"]["versions"]
+    return dict(version["schema"]["openAPIV3Schema"])
+
+
+def manifest(text: str) -> dict[str, Any]:
+    """Return a manifest: fields over those of `BASE`, and those of the trainer over its own."""
+    spec = yaml.safe_load(BASE)
+    name: object = "a"
+    if text.startswith("!name"):
+        name = yaml.safe_load(text.removeprefix("!name "))
+    else:
+        fields = yaml.safe_load(text) or {}
+        roles = fields.pop("roles", {})
+        spec |= fields
+        spec["roles"] |= roles or {}
+        if roles is None:
+            del spec["roles"]
+        elif roles.get("trainer", {}) is None:
+            del spec["roles"]["trainer"]
+        elif "trainer" in roles:
+            spec["roles"]["trainer"] = {"gpus": 1, **roles["trainer"]}
+    spec = {key: value for key, value in spec.items() if value is not None}
+    return {
+        "apiVersion": "tinsmith.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def deployment(tmp_path: Path) -> tuple[World, Process]:
+    """Return a cluster of one node with GPUs and one without, with two queues."""
+    world = World()
+    world.node("n0", 8)
+    world.node("n1", 0)
+    queues = tmp_path / "queues.toml"
+    queues.write_text("[queues.default]\n[queues.research]\nmax_gpus = 16\n")
+    check = functools.partial(refusal_of, DEPLOYMENT)
+    return world, Process(world, queues=queues, check=check)
+
+
+def told(world: World, name: str, plural: str = "trainingjobs") -> tuple[str, str]:
+    status = status_of(world, name, plural)
+    failure = status.get("failure", {}).get("message", "")
+    return status.get("phase", ""), failure or status.get("waitingFor", "")

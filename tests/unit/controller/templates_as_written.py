@@ -160,6 +160,36 @@ TEMPLATES = [
         r"the trainer may not have initContainers, envFrom .*for the driver and for workers",
     ),
     (
+        "nodes-of-a-trainer-that-there-are-not",
+        "roles: {trainer: {template: {nodeSelector: {pool: a100}}}}",
+        "Queued",
+        "for the trainer: no node that would do has the label pool=a100",
+    ),
+    (
+        "nodes-of-a-driver-that-there-are-not",
+        "roles: {driver: {template: {nodeSelector: {pool: cpu}}}}",
+        "Queued",
+        "for the driver: no node that would do has the label pool=cpu",
+    ),
+    (
+        "nodes-of-a-role-beside-its-template",
+        "roles: {trainer: {nodeSelector: {pool: a100}}}",
+        "Failed",
+        r"trainer\.nodeSelector is not a field \(it is a field of the role's template\)",
+    ),
+    (
+        "toleration-of-a-role-that-is-not-allowed",
+        "roles: {trainer: {template: {tolerations: [{key: spot, operator: Exists}]}}}",
+        "Failed",
+        r"template\.tolerations of the trainer may not name spot: .*allowed_tolerations",
+    ),
+    (
+        "node-selector-with-a-space",
+        "roles: {trainer: {template: {nodeSelector: {pool: big ones}}}}",
+        "Failed",
+        r"nodeSelector\.pool is 'big ones': a label has at most 63 letters",
+    ),
+    (
         "priority-of-a-template",
         "roles: {trainer: {template: {priorityClassName: high}}}",
         "Failed",

@@ -171,6 +171,23 @@ def test_an_author_is_told_of_each_variable_that_would_be_lost() -> None:
             assert set_here <= OWN_VARIABLES, "recipe_check.py refuses these by name"
 
 
+def test_pods_of_a_role_tolerate_and_select_what_their_template_says() -> None:
+    spot = {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    rented = {"key": "rented", "operator": "Equal", "value": "yes"}
+    driver = {"nodeSelector": {"pool": "cpu", "zone": "b"}, "tolerations": [rented]}
+    spec = {
+        **EVERYTHING,
+        "scheduling": {"nodeSelector": {"zone": "a"}, "tolerations": [spot]},
+        "roles": EVERYTHING["roles"] | {"driver": {"template": driver}},
+    }
+    pods = {pod["metadata"]["labels"]["tinsmith.dev/role"]: pod["spec"] for pod in pods_of(spec)}
+
+    assert pods["driver"]["tolerations"] == [spot, rented]
+    assert pods["driver"]["nodeSelector"] == {"pool": "cpu", "zone": "b"}
+    assert pods["environment"]["tolerations"] == pods["trainer"]["tolerations"] == [spot]
+    assert pods["environment"]["nodeSelector"] == {"zone": "a"}
+
+
 def test_pods_are_pinned_by_affinity_and_ask_for_their_gpus() -> None:
     trainer = pods_of(EVERYTHING)[0]
     terms = trainer["spec"]["affinity"]["nodeAffinity"][

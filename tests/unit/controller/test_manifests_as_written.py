@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,20 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from tests.unit.controller.cluster_in_memory import NAMESPACE, World
-from tests.unit.controller.manifests_as_written import BASE, CUSTOM, SCHEMA, SPECS
-from tests.unit.controller.process_in_memory import DEPLOYMENT, Process, status_of
+from tests.unit.controller.cluster_in_memory import NAMESPACE
+from tests.unit.controller.manifests_as_written import (
+    CUSTOM,
+    ROOT,
+    SCHEMA,
+    SPECS,
+    deployment,
+    manifest,
+    schema,
+    told,
+)
 from tests.unit.controller.templates_as_written import TEMPLATES
 
-from tinsmith_controller.pods.job_refusal import refusal_of
-
-ROOT = Path(__file__).parents[3]
 TABLE = [*SPECS, *TEMPLATES]
-
-
-@functools.cache
-def schema(plural: str = "trainingjobs") -> dict[str, Any]:
-    crd = yaml.safe_load((ROOT / f"k8s/crd/{plural}.tinsmith.dev.yaml").read_text())
-    [version] = crd["spec"]["versions"]
-    return dict(version["schema"]["openAPIV3Schema"])
 
 
 def undescribed(fields: dict[str, Any], path: str) -> list[str]:
@@ -52,52 +49,9 @@ def test_explain_says_what_each_field_means(plural: str) -> None:
     assert len(set(said)) == len(said), "two roles are described alike"
 
 
-def manifest(text: str) -> dict[str, Any]:
-    """Return a manifest: fields over those of `BASE`, and those of the trainer over its own."""
-    spec = yaml.safe_load(BASE)
-    name: object = "a"
-    if text.startswith("!name"):
-        name = yaml.safe_load(text.removeprefix("!name "))
-    else:
-        fields = yaml.safe_load(text) or {}
-        roles = fields.pop("roles", {})
-        spec |= fields
-        spec["roles"] |= roles or {}
-        if roles is None:
-            del spec["roles"]
-        elif roles.get("trainer", {}) is None:
-            del spec["roles"]["trainer"]
-        elif "trainer" in roles:
-            spec["roles"]["trainer"] = {"gpus": 1, **roles["trainer"]}
-    spec = {key: value for key, value in spec.items() if value is not None}
-    return {
-        "apiVersion": "tinsmith.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
-def deployment(tmp_path: Path) -> tuple[World, Process]:
-    """Return a cluster of one node with GPUs and one without, with two queues."""
-    world = World()
-    world.node("n0", 8)
-    world.node("n1", 0)
-    queues = tmp_path / "queues.toml"
-    queues.write_text("[queues.default]\n[queues.research]\nmax_gpus = 16\n")
-    check = functools.partial(refusal_of, DEPLOYMENT)
-    return world, Process(world, queues=queues, check=check)
-
-
 def refused_by_schema(body: dict[str, Any]) -> str:
     found = jsonschema.Draft202012Validator(schema()).iter_errors(body)
     return "; ".join(error.message for error in found)
-
-
-def told(world: World, name: str, plural: str = "trainingjobs") -> tuple[str, str]:
-    status = status_of(world, name, plural)
-    failure = status.get("failure", {}).get("message", "")
-    return status.get("phase", ""), failure or status.get("waitingFor", "")
 
 
 @pytest.mark.parametrize(

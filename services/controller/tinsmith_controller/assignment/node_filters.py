@@ -61,14 +61,14 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return toleration.operator in ("", "Equal") and toleration.value == taint.value
 
 
-def is_repelled(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> bool:
-    """Whether one of the taints keeps a pod with these tolerations away."""
-    tolerations = tuple(tolerations)
-    return any(
-        taint.effect in _REPELLING_EFFECTS
-        and not any(tolerates(toleration, taint) for toleration in tolerations)
+def repelling(taints: Iterable[Taint], rules: Rules) -> list[Taint]:
+    """Return the taints that keep a pod with some rules away."""
+    return [
+        taint
         for taint in taints
-    )
+        if taint.effect in _REPELLING_EFFECTS
+        and not any(tolerates(toleration, taint) for toleration in rules.tolerations)
+    ]
 
 
 def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | None:
@@ -92,7 +92,7 @@ def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | Non
         return Obstacle.CORDON
     if not node.is_ready:
         return Obstacle.NOT_READY
-    return Obstacle.TAINT if is_repelled(node.taints, rules.tolerations) else None
+    return Obstacle.TAINT if repelling(node.taints, rules) else None
 
 
 def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> list[str]:
