@@ -149,11 +149,6 @@ class Template:
     """Of the pods; its token is not mounted."""
 
     @property
-    def chooses_nodes(self) -> bool:
-        """Whether it asks for other nodes than all pods of the workload."""
-        return bool(self.node_selector or self.tolerations)
-
-    @property
     def variable_sources(self) -> Iterator[Mapping[str, object]]:
         """What variables of all containers are taken from, each as in `valueFrom` or `envFrom`."""
         parts: tuple[Template | InitContainer, ...] = (self, *self.init_containers)
@@ -253,6 +248,8 @@ class Rules:
     gpu_products: tuple[str, ...] = ()
     """Products that will do; any if empty. About pods with a GPU."""
     min_gpu_memory_gib: int = 0
+    least_gpu_bytes: int = 0
+    """Of the model on each GPU; nodes whose GPUs are known to have less will not do."""
     required_level: str = ""
     """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
     preferred_level: str = ""
@@ -278,6 +275,8 @@ class Scheduling:
         Where both ask for a label, the value of the template counts.
         """
         template = role.template
+        if not (template.node_selector or template.tolerations):
+            return self.rules
         return replace(
             self.rules,
             node_selector={**self.rules.node_selector, **template.node_selector},

@@ -20,6 +20,12 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,57}[a-z0-9])?")
 """As Kubernetes has it, with room for a prefix."""
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_NAME = 253
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[A-Za-z0-9+._-]+:[0-9a-fA-F]{32,})?"
+)
+"""Host, path, tag and digest, as distribution/reference has them."""
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 _FIELDS_OF_PODS = (
@@ -238,6 +244,11 @@ def _dns_name(reader: Reader, name: str, *, is_required: bool = True) -> str:
 def _image(reader: Reader, image: str) -> str:
     if any(map(str.isspace, image)):
         reader.refuse(f"{reader.path}.image is {image!r}; an image has no spaces in its name")
+    elif image and not _IMAGE.fullmatch(image):
+        reader.refuse(
+            f"{reader.path}.image is {image!r}, which no registry has; give "
+            "registry.example.com/name:tag, with small letters alone in the name"
+        )
     return image
 
 

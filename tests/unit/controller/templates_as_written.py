@@ -308,6 +308,25 @@ TEMPLATES = [
         "'python train.py' is not of type 'array'",
     ),
     (
+        "image-in-capitals",
+        "roles: {driver: {template: {image: 'registry.example.com/Team/loop:1'}}}",
+        "Failed",
+        r"image is '\S+/Team/loop:1', which no registry has; .*small letters alone in the name",
+    ),
+    (
+        "image-with-two-tags",
+        "roles: {driver: {template: {initContainers: [{name: a, image: 'loop:1:2'}]}}}",
+        "Failed",
+        r"initContainers\[0\]\.image is 'loop:1:2', which no registry has",
+    ),
+    (
+        "image-by-its-digest",
+        "roles: {driver: {template: {image: 'localhost:5000/a/b__c-d:1.0@sha256:%s'}}}"
+        % ("0f" * 32),
+        "Running",
+        "",
+    ),
+    (
         "image-of-a-trainer",
         "roles: {trainer: {template: {image: 'registry.example.com/trainer:1'}}}",
         "Failed",

@@ -226,6 +226,7 @@ def rules_key(rules: Rules) -> Hashable:
         rules.tolerations,
         rules.gpu_products,
         rules.min_gpu_memory_gib,
+        rules.least_gpu_bytes,
         rules.required_level,
         rules.preferred_level,
         rules.avoided,

@@ -22,6 +22,7 @@ from tinsmith_controller.assignment.node_filters import (
     join,
     no_labels,
     no_memory,
+    no_model,
     no_product,
     repelling,
     there_are,
@@ -177,8 +178,10 @@ def _explain_nodes_of(group: Group, cluster: Cluster) -> str | None:
     rules = group.rules
     obstacles = cluster.obstacles(rules, has_gpus=bool(group.amounts[GPUS] > 0))
     left = np.ones(len(cluster.nodes), dtype=np.bool_)
-    for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.SELECTOR):
+    for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.MODEL, Obstacle.SELECTOR):
         remaining = left & ~obstacles[obstacle]
+        if obstacle is Obstacle.MODEL and rules.least_gpu_bytes:
+            remaining &= cluster.allocatable[GPUS] > 0  # without a GPU none is too small
         if not remaining.any():
             nodes = [node for node, is_left in zip(cluster.nodes, left, strict=True) if is_left]
             has_gpus = bool(group.amounts[GPUS] > 0)
@@ -274,6 +277,8 @@ def _explain_rule(rules: Rules, obstacle: Obstacle, nodes: Sequence[Node]) -> st
         return no_product(rules.gpu_products, nodes)
     if obstacle is Obstacle.GPU_MEMORY:
         return no_memory(rules.min_gpu_memory_gib, nodes)
+    if obstacle is Obstacle.MODEL:
+        return no_model(rules.least_gpu_bytes, nodes)
     return no_labels(rules.node_selector.items())
 
 
