@@ -23,15 +23,22 @@ from tinsmith_controller.objects.conversion import (
     WorkloadRecord,
 )
 from tinsmith_jobs.conditions import ENDED, STOPPING, Phase
+from tinsmith_jobs.model_memory import least_gpu_bytes
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
-from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes, give_back
+from tinsmith_jobs.plan.status_transitions import (
+    assign_nodes,
+    assign_pool_nodes,
+    give_back,
+    wait_for_nodes,
+)
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.spec import Role, Scheduling, requested
+from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, Rules, Scheduling, requested
 from tinsmith_jobs.status import Assignment, Placement, Status
 
+_GIB = 2**30
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
 
@@ -75,7 +82,8 @@ def take_snapshot(
         now: The time.
     """
     workloads = []
-    pods = list(pods)
+    pods, nodes = list(pods), list(nodes)
+    smallest_gib = min((node.gpu_memory_gib for node in nodes if node.gpu_memory_gib), default=0)
     owned: dict[str, dict[str, PodRecord]] = {}
     for pod in pods:
         if pod.owner_uid:
@@ -87,7 +95,9 @@ def take_snapshot(
         if record.is_left_alone or item.is_deleting:
             continue
         own = owned.get(item.uid, {})
-        workload = _workload(record, own, priorities, blocked, defaults, projects, limits, now)
+        workload = _workload(
+            record, own, priorities, blocked, defaults, projects, limits, smallest_gib, now
+        )
         if workload is None:
             continue
         workloads.append(workload)
@@ -148,6 +158,9 @@ def decided_statuses(
         status = changed.get(key, item.status)
         if status.waiting_for != sentence:
             changed[key] = replace(status, waiting_for=sentence)
+            if isinstance(item, Job) and status.assigned_time is None:
+                is_unfit = key in decisions.unfit
+                changed[key] = wait_for_nodes(changed[key], sentence, now, is_unfit=is_unfit)
     return changed
 
 
@@ -167,6 +180,7 @@ def _workload(
     defaults: Mapping[str, Mapping[str, str]],
     projects: Mapping[str, str],
     limits: Limits,
+    smallest_gib: int,
     now: datetime.datetime,
 ) -> Workload | None:
     item, status = record.item, record.item.status
@@ -185,6 +199,7 @@ def _workload(
     if not placed and not missing:
         return None
     is_job = isinstance(item, Job)
+    role_rules = {} if spec is None else _role_rules(spec, smallest_gib)
     return Workload(
         key=item.key,
         project=projects.get(item.key.namespace, item.key.namespace) if is_job else "",
@@ -198,11 +213,34 @@ def _workload(
         idle=_pods_where(status, lambda entry: _is_idle(entry, own.get(entry.pod))),
         stuck=_pods_where(status, lambda entry: _is_stuck(own.get(entry.pod), limits, now)),
         rules=replace(scheduling.rules, avoided=avoided_nodes(status, now, limits)),
+        role_rules=role_rules,
+        unplaced=tuple(
+            role.name for role in roles if role.name in role_rules and not role.is_placed
+        ),
         is_gang=is_job,
         is_preemptible=is_job and scheduling.is_preemptible,
         assigned=status.assigned_time,
         preempted_by=status.preempted_by,
     )
+
+
+def _role_rules(spec: JobSpec | PoolSpec, smallest_gib: int) -> dict[str, Rules]:
+    """Return which nodes will do for the roles that not all nodes of their workload do for.
+
+    Args:
+        spec: Of the workload.
+        smallest_gib: Memory of the smallest GPU that is known; 0 if none is. What every GPU holds
+            needs no rule.
+    """
+    found = {}
+    for role in spec.roles:
+        rules = spec.scheduling.rules_for(role)
+        least_bytes = least_gpu_bytes(spec, role) if smallest_gib else 0
+        if least_bytes > smallest_gib * _GIB:
+            rules = replace(rules, least_gpu_bytes=least_bytes)
+        if rules is not spec.scheduling.rules and role.replicas:
+            found[role.name] = rules
+    return found
 
 
 def _stage(

@@ -23,6 +23,7 @@ _POSITIVE = (
     "backoff_base_s",
     "backoff_max_s",
     "refusal_s",
+    "image_pull_s",
     "termination_s",
     "sync_timeout_s",
 )
@@ -112,6 +113,8 @@ class ControllerConfig(CertificateConfig):
     backoff_max_s: float = 300.0
     refusal_s: float = 300.0
     """How long a node that refused a pod of a job gets no pods of that job."""
+    image_pull_s: float = 600.0
+    """How long a job holds nodes while an image of its pods cannot be pulled; then it fails."""
     termination_s: float = 300.0
     """How long a pod of a stopped job may take to be gone once its grace is over. Then the job ends
     without it: its keys are revoked, and a condition names the pod."""
@@ -166,6 +169,7 @@ class ControllerConfig(CertificateConfig):
             backoff_base_s=self.backoff_base_s,
             backoff_max_s=self.backoff_max_s,
             refusal_s=self.refusal_s,
+            image_pull_s=self.image_pull_s,
             termination_s=self.termination_s,
             endpoint=self.gateway_address,
         )

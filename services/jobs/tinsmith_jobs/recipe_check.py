@@ -1,6 +1,6 @@
-"""Settings of a job's recipe, read as its driver will read them, before anything is held for it.
+"""What the driver of a job would refuse or lose, read as it will read it, before anything is held.
 
-A driver with an image or a command of its author's own may have other settings, and is left alone.
+A driver with an image or a command of its author's own may have other settings of its recipe.
 """
 
 from __future__ import annotations
@@ -8,17 +8,26 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tinsmith.driver.agents import read_agents
+from tinsmith import names
+from tinsmith.driver.agents import agent_key_variable, read_agents
 from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith_jobs.method import describe_agents, describe_method
-from tinsmith_jobs.spec import DRIVER, JobSpec, Template
+from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Template
 from tinsmith_jobs.spec_reader import SpecError
 
 _NEED_PACKAGES = frozenset({"log_to"})
 """Refused where a package is missing, which the image of drivers may have."""
 _ANY_MODEL = "of-a-pool"
+OWN_VARIABLES = frozenset(
+    {
+        *("HOME", "OPENAI_API_KEY", "OPENAI_BASE_URL", "POD_IP", "TINSMITH_TERMINATION_LOG"),
+        *("TINSMITH_ADDRESS", "TINSMITH_API_KEY", "TINSMITH_PROJECT", "TINSMITH_JOB"),
+        *("TINSMITH_JOB_AGENT", "TINSMITH_JOB_AGENTS", "TINSMITH_JOB_METHOD", "TINSMITH_JOB_UID"),
+    }
+)
+"""Variables of drivers and workers with what the job is, its keys and its addresses."""
 
 
 def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
@@ -30,13 +39,18 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
 
     Raises:
         SpecError: If the recipe has no such setting, or not with this value, or its data cannot be
-            read by a driver of the cluster.
+            read by a driver of the cluster; if a checkpoint is none, or a variable would be lost.
     """
+    _check_variables(job)
+    _check_checkpoint("spec.serve.checkpoint", job.serve_checkpoint, job.serve_checkpoint)
     driver = job.role(DRIVER)
     template = driver.template if driver is not None else Template()
     is_own = bool(template.command or (template.image and not is_local))
     if job.method.value not in RECIPE_METHODS or is_own:
         return
+    # A driver finds a short name in its own project; a sampler that serves one is told all of it.
+    whole = names.whole_checkpoint(job.checkpoint.resume_from, "default")
+    _check_checkpoint("spec.checkpoint.resumeFrom", job.checkpoint.resume_from, whole)
     if not is_local:
         _check_data(job)
     unseen = frozenset() if is_local else _NEED_PACKAGES
@@ -50,6 +64,33 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
         advice = f"; {error.remedy}" if error.remedy else ""
         raise SpecError(
             f"spec.method is refused: {error.message}{advice}", "spec.method"
+        ) from error
+
+
+def _check_variables(job: JobSpec) -> None:
+    """Refuse variables that Tinsmith's own would replace."""
+    own = OWN_VARIABLES | {agent_key_variable(agent.name) for agent in job.agents}
+    for role in job.roles:
+        given = {str(entry["name"]) for entry in role.template.env}
+        lost = sorted(given & own) if role.kind in (DRIVER, WORKER) else []
+        if lost:
+            raise SpecError(
+                f"template.env of the {role.name} sets {lost[0]}, which Tinsmith sets itself; drop "
+                "it, or take another name",
+                "spec.roles",
+            )
+
+
+def _check_checkpoint(field: str, given: str, whole: str) -> None:
+    if not given:
+        return
+    try:
+        names.CheckpointName.parse(whole)
+    except names.InvalidNameError as error:
+        raise SpecError(
+            f"{field} is {given!r}; give projects/PROJECT/trainingRuns/RUN/checkpoints/CHECKPOINT, "
+            "as the status of the job that saved it says",
+            field,
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinsmith_jobs.quantities import Resources
 
@@ -100,6 +100,29 @@ class InitContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of a pod, with the meaning that Kubernetes gives it.
+
+    An empty key with `Exists` tolerates every taint; an empty effect is every effect.
+    """
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    seconds: int | None = None
+    """How long a pod stays under a taint `NoExecute`; for ever if None."""
+
+    def in_a_pod(self) -> dict[str, object]:
+        """Return it as a pod has it."""
+        fields = {"key": self.key, "value": self.value, "effect": self.effect}
+        found: dict[str, object] = {name: text for name, text in fields.items() if text}
+        if self.seconds is not None:
+            found["tolerationSeconds"] = self.seconds
+        return {"operator": self.operator, **found}
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """What the author of a job wants different about a role's pods."""
 
@@ -113,6 +136,10 @@ class Template:
     """As in a pod: all entries of Secrets and ConfigMaps, which lose against `env`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels of nodes besides those that all pods of the workload need."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Likewise."""
     volumes: tuple[Volume, ...] = ()
     mounts: tuple[Mount, ...] = ()
     init_containers: tuple[InitContainer, ...] = ()
@@ -213,19 +240,6 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Toleration:
-    """A toleration of a pod, with the meaning that Kubernetes gives it.
-
-    An empty key with `Exists` tolerates every taint; an empty effect is every effect.
-    """
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Rules:
     """Which nodes will do, and how close together they have to be."""
 
@@ -234,6 +248,8 @@ class Rules:
     gpu_products: tuple[str, ...] = ()
     """Products that will do; any if empty. About pods with a GPU."""
     min_gpu_memory_gib: int = 0
+    least_gpu_bytes: int = 0
+    """Of the model on each GPU; nodes whose GPUs are known to have less will not do."""
     required_level: str = ""
     """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
     preferred_level: str = ""
@@ -252,8 +268,20 @@ class Scheduling:
     grace_s: int = 120
     """Time to save in, for every reason to stop."""
     rules: Rules = Rules()
-    tolerations: tuple[Mapping[str, object], ...] = ()
-    """As in a pod, for the pods."""
+
+    def rules_for(self, role: Role) -> Rules:
+        """Return which nodes will do for a role: those that all pods need, and its template.
+
+        Where both ask for a label, the value of the template counts.
+        """
+        template = role.template
+        if not (template.node_selector or template.tolerations):
+            return self.rules
+        return replace(
+            self.rules,
+            node_selector={**self.rules.node_selector, **template.node_selector},
+            tolerations=(*self.rules.tolerations, *template.tolerations),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tinsmith.jobs.methods import SAMPLING_METHODS
 from tinsmith.planning.several_devices import Work, published_family, refusal
 from tinsmith_jobs.model_codec import check_path, read_model
+from tinsmith_jobs.pod_fields_codec import read_labels, read_tolerations
 from tinsmith_jobs.roles_codec import read_adapter, read_agents, read_role, read_roles
 from tinsmith_jobs.spec import (
     COORDINATOR,
@@ -34,7 +35,6 @@ from tinsmith_jobs.spec import (
     Role,
     Rules,
     Scheduling,
-    Toleration,
 )
 from tinsmith_jobs.spec_reader import Reader, SpecError
 
@@ -278,7 +278,6 @@ def _data(reader: Reader) -> Data:
 
 def _scheduling(reader: Reader) -> Scheduling:
     topology = reader.at("topology")
-    tolerations = [_toleration(entry) for entry in reader.objects("tolerations")]
     return Scheduling(
         queue=reader.text("queueName", _SCHEDULING.queue),
         priority_class=reader.text("priorityClassName"),
@@ -288,34 +287,14 @@ def _scheduling(reader: Reader) -> Scheduling:
         == "CheckpointThenEvict",
         grace_s=reader.number("preemptionGraceSeconds", _SCHEDULING.grace_s, least=1, most=3600),
         rules=Rules(
-            node_selector=reader.texts_by_name("nodeSelector"),
-            tolerations=tuple(toleration for toleration, _ in tolerations),
+            node_selector=read_labels(reader, "nodeSelector"),
+            tolerations=read_tolerations(reader),
             gpu_products=reader.texts("gpuProducts"),
             min_gpu_memory_gib=reader.number("minGPUMemoryGiB", 0, least=1),
             required_level=topology.text("requiredLevel"),
             preferred_level=topology.text("preferredLevel"),
         ),
-        tolerations=tuple(original for _, original in tolerations),
     )
-
-
-def _toleration(reader: Reader) -> tuple[Toleration, Mapping[str, object]]:
-    found = Toleration(
-        key=reader.text("key"),
-        operator=reader.choice("operator", ("Exists", "Equal"), "Equal"),
-        value=reader.text("value"),
-        effect=reader.choice("effect", ("", "NoSchedule", "PreferNoSchedule", "NoExecute")),
-    )
-    if not found.key and found.operator != "Exists":
-        reader.refuse(f"{reader.path} without a key must have the operator Exists")
-    seconds = reader.optional_number("tolerationSeconds", least=0)
-    original: dict[str, object] = {"operator": found.operator}
-    for name, value in (("key", found.key), ("value", found.value), ("effect", found.effect)):
-        if value:
-            original[name] = value
-    if seconds is not None:
-        original["tolerationSeconds"] = seconds
-    return found, original
 
 
 def _checkpoint(reader: Reader) -> Checkpointing:

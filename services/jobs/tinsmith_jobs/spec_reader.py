@@ -15,11 +15,22 @@ MAX_NAMED_PROBLEMS = 10
 """Problems of one spec that are named; a job that has more is told how many."""
 _OUTSIDE = "volumes are an emptyDir, configMap, secret or persistentVolumeClaim"
 _OF_TEMPLATE = "it is a field of the role's template"
+_OF_NODES = "nodes are chosen by nodeSelector, tolerations, gpuProducts and topology"
 _HINTS = {
     **dict.fromkeys(("hostPath", "nfs", "csi", "projected", "ephemeral", "downwardAPI"), _OUTSIDE),
     **dict.fromkeys(
         ("volumes", "volumeMounts", "initContainers", "envFrom", "imagePullSecrets"), _OF_TEMPLATE
     ),
+    **dict.fromkeys(("nodeSelector", "tolerations", "labels", "annotations"), _OF_TEMPLATE),
+    **dict.fromkeys(("affinity", "nodeAffinity", "topologySpreadConstraints"), _OF_NODES),
+    **dict.fromkeys(
+        ("hostNetwork", "hostPID", "hostIPC"), "pods of jobs see nothing of their node"
+    ),
+    **dict.fromkeys(("cpu", "memory"), "it is an amount of requests or limits"),
+    "priorityClassName": "it is a field of spec.scheduling",
+    "resources": "it is a field of the role",
+    "restartPolicy": "spec.failurePolicy and spec.backoffLimit say it",
+    "containers": "a pod has one container, and initContainers before it",
 }
 """Fields of pods that people write here, and what there is instead."""
 

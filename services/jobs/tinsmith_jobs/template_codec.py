@@ -11,15 +11,21 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from tinsmith_jobs.naming import POD_PATHS
+from tinsmith_jobs.pod_fields_codec import read_annotations, read_labels, read_tolerations
 from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import SAMPLER, TRAINER, InitContainer, Mount, Template, Volume
 from tinsmith_jobs.spec_reader import Reader
 
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,57}[a-z0-9])?")
 """As Kubernetes has it, with room for a prefix."""
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_NAME = 253
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[A-Za-z0-9+._-]+:[0-9a-fA-F]{32,})?"
+)
+"""Host, path, tag and digest, as distribution/reference has them."""
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 _FIELDS_OF_PODS = (
@@ -38,13 +44,6 @@ def read_template(reader: Reader, kind: str) -> Template:
         kind: What runs in them.
     """
     volumes = _volumes(reader)
-    labels = reader.texts_by_name("labels")
-    for name, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
-            reader.refuse(
-                f"{reader.path}.labels.{name} is {value!r}: a label has at most 63 letters, digits "
-                "and - _ . alone, and begins and ends with a letter or digit"
-            )
     return Template(
         image=_image(reader, reader.text("image", longest=512)),
         image_pull_policy=reader.choice("imagePullPolicy", _PULL_POLICIES),
@@ -52,8 +51,10 @@ def read_template(reader: Reader, kind: str) -> Template:
         args=reader.texts("args"),
         env=_env(reader),
         env_from=_env_from(reader),
-        labels=labels,
-        annotations=reader.texts_by_name("annotations"),
+        labels=read_labels(reader, "labels"),
+        annotations=read_annotations(reader, "annotations"),
+        node_selector=read_labels(reader, "nodeSelector"),
+        tolerations=read_tolerations(reader),
         volumes=volumes,
         mounts=_mounts(reader, volumes, kind),
         init_containers=_init_containers(reader, volumes, kind),
@@ -243,6 +244,11 @@ def _dns_name(reader: Reader, name: str, *, is_required: bool = True) -> str:
 def _image(reader: Reader, image: str) -> str:
     if any(map(str.isspace, image)):
         reader.refuse(f"{reader.path}.image is {image!r}; an image has no spaces in its name")
+    elif image and not _IMAGE.fullmatch(image):
+        reader.refuse(
+            f"{reader.path}.image is {image!r}, which no registry has; give "
+            "registry.example.com/name:tag, with small letters alone in the name"
+        )
     return image
 
 

@@ -143,7 +143,7 @@ def _wrong_pods() -> Iterator[Hostile]:
         {"name": "TINSMITH_JOB_UID", "value": "other"},
     ]
     command = {"command": ["drive"]}
-    yield _field("env-that-overrides-ours", template, {**command, "env": stolen}, _RUNS)
+    yield _field("env-that-overrides-ours", template, {**command, "env": stolen}, word="API_KEY")
     yield _field("env-with-a-bad-name", f"{template}.env", [{"name": "A=B", "value": "c"}])
     yield _field("env-without-a-name", f"{template}.env", [{"value": "c"}])
     yield _field("labels-invalid-for-pods", f"{template}.labels", {"a": "b c"}, word="label")

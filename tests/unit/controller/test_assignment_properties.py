@@ -90,9 +90,14 @@ def a_workload(draw: st.DrawFn, name: str) -> Workload:
         created=ago(10_000),
         queued=ago(draw(st.integers(0, 1200))),
         stage=stage,
-        pods=tuple(PodRequest("trainer", i, each) for i in range(wanted)),
+        pods=tuple(
+            PodRequest(draw(st.sampled_from(["trainer", "trainer", "sampler"])), i, each)
+            for i in range(wanted)
+        ),
         placed=placed,
         rules=draw(some_rules),
+        role_rules=draw(st.sampled_from([{}, {"sampler": Rules(node_selector={"rack": "r0"})}])),
+        unplaced=draw(st.sampled_from([(), (), ("sampler",)])),
         is_gang=not is_pool,
         is_preemptible=not is_pool and draw(st.sampled_from([True, True, False])),
         assigned=ago(draw(st.integers(0, 5000))) if placed else None,
@@ -201,7 +206,7 @@ def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: QueueConfig) -
     _check_waiting(workloads, decisions)
     _check_victims_are_needed(workloads, nodes, policy, decisions)
     again = decide(apply(workloads, decisions, NOW), nodes, policy, NOW)
-    assert again == Decisions({}, {}, decisions.waiting)
+    assert again == Decisions({}, {}, decisions.waiting, unfit=decisions.unfit)
 
 
 @settings(max_examples=50, deadline=None)
@@ -226,7 +231,7 @@ def test_second_pass_changes_nothing(
 
     again = decide(apply(workloads, decisions, NOW), nodes, policy, NOW)
 
-    assert again == Decisions({}, {}, decisions.waiting)
+    assert again == Decisions({}, {}, decisions.waiting, unfit=decisions.unfit)
 
 
 @settings(max_examples=100, deadline=None)
@@ -330,7 +335,7 @@ def _check_gangs(workloads: list[Workload], nodes: list[Node], decisions: Decisi
         for placement in placements:
             node = by_name[placement.node]
             has_gpus = placement.resources.gpus > 0
-            assert find_obstacle(node, workload.rules, has_gpus=has_gpus) is None
+            assert find_obstacle(node, workload.rules_of(placement.role), has_gpus=has_gpus) is None
         level = workload.rules.required_level
         if level:
             on = {p.node for p in placements}

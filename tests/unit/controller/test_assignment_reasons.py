@@ -54,7 +54,7 @@ from tinsmith_jobs.spec import Rules
             [job("a", [8] * 2, rules=Rules(avoided=frozenset({"n0", "gone"})))],
             nodes(2),
             "needs 2 pods with 8 GPUs each at once; the cluster has room for 1 pod with 8 GPUs "
-            "when no other job runs",
+            "when no other job runs; further 8 GPUs on nodes that refused its pods lately",
             id="avoided-one",
         ),
         pytest.param(
@@ -85,7 +85,7 @@ from tinsmith_jobs.spec import Rules
                 node("d", taints=(Taint("x"),)),
             ],
             "none of the 4 nodes can be used: 1 cordoned, 1 not ready, 2 with taints that it does "
-            "not tolerate",
+            "not tolerate, tolerations of x would do",
             id="none-usable",
         ),
         pytest.param(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tinsmith.driver.agents import agent_key_variable
 from tinsmith.names import serving_pool
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import (
@@ -18,7 +19,8 @@ from tinsmith_controller.pods.pod_manifests import (
     make_services,
 )
 from tinsmith_controller.pods.workload_context import WorkloadContext
-from tinsmith_jobs.naming import NamespacedName, pod_name, worker_id
+from tinsmith_jobs.naming import COMPONENT_LABEL, NamespacedName, pod_name, worker_id
+from tinsmith_jobs.recipe_check import OWN_VARIABLES
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
 from tinsmith_jobs.status import Assignment
 from tinsmith_runtime.rpc.pod_identity import PodKey
@@ -160,6 +162,30 @@ def test_variables_of_the_controller_win_over_the_templates() -> None:
     assert env_of(driver)["TINSMITH_API_KEY"] == {
         "secretKeyRef": {"name": "math-driver-key-e1", "key": "api-key"}
     }
+
+
+def test_an_author_is_told_of_each_variable_that_would_be_lost() -> None:
+    for pod in pods_of({**EVERYTHING, "roles": EVERYTHING["roles"] | {"driver": {}}}):
+        if pod["metadata"]["labels"][COMPONENT_LABEL] in ("driver", "worker"):
+            set_here = set(env_of(pod)) - {agent_key_variable("red")}
+            assert set_here <= OWN_VARIABLES, "recipe_check.py refuses these by name"
+
+
+def test_pods_of_a_role_tolerate_and_select_what_their_template_says() -> None:
+    spot = {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    rented = {"key": "rented", "operator": "Equal", "value": "yes"}
+    driver = {"nodeSelector": {"pool": "cpu", "zone": "b"}, "tolerations": [rented]}
+    spec = {
+        **EVERYTHING,
+        "scheduling": {"nodeSelector": {"zone": "a"}, "tolerations": [spot]},
+        "roles": EVERYTHING["roles"] | {"driver": {"template": driver}},
+    }
+    pods = {pod["metadata"]["labels"]["tinsmith.dev/role"]: pod["spec"] for pod in pods_of(spec)}
+
+    assert pods["driver"]["tolerations"] == [spot, rented]
+    assert pods["driver"]["nodeSelector"] == {"pool": "cpu", "zone": "b"}
+    assert pods["environment"]["tolerations"] == pods["trainer"]["tolerations"] == [spot]
+    assert pods["environment"]["nodeSelector"] == {"zone": "a"}
 
 
 def test_pods_are_pinned_by_affinity_and_ask_for_their_gpus() -> None:

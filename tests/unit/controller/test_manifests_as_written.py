@@ -1,13 +1,8 @@
-"""Manifests as people write them, with their mistakes: what refuses each, or what it waits for.
-
-A row has the text of a manifest's fields, and a pattern. Of `schema` it is what every API server
-answers; of `Failed` and `Queued` it is what the status says on a deployment with its defaults.
-"""
+"""Manifests as people write them, with their mistakes: what refuses each, or what it waits for."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -15,292 +10,20 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from tests.unit.controller.cluster_in_memory import NAMESPACE, World
-from tests.unit.controller.process_in_memory import DEPLOYMENT, Process, status_of
+from tests.unit.controller.cluster_in_memory import NAMESPACE
+from tests.unit.controller.manifests_as_written import (
+    CUSTOM,
+    ROOT,
+    SCHEMA,
+    SPECS,
+    deployment,
+    manifest,
+    schema,
+    told,
+)
+from tests.unit.controller.templates_as_written import TEMPLATES
 
-from tinsmith_controller.pods.job_refusal import refusal_of
-
-ROOT = Path(__file__).parents[3]
-SCHEMA = "schema"
-BASE = """
-model: {name: qwen3-0.6b, source: "hf://Qwen/Qwen3-0.6B"}
-method: {type: supervised, maxSteps: 10}
-data: {name: pig_latin}
-roles: {trainer: {gpus: 1}}
-"""
-CUSTOM = """
-method: {type: custom}
-data:
-roles: {trainer: {gpus: 1}, driver: {template: {image: "registry.example.com/team/loop:1"}}}
-"""
-TABLE = [
-    ("as-it-should-be", "", "Running", ""),
-    (
-        "token-of-a-hub-as-variable-of-a-trainer",
-        "roles: {trainer: {template: {env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: "
-        "{name: hub, key: token}}}]}}}",
-        "Failed",
-        "may not set HF_TOKEN: spec.model.hubTokenSecretRef says it",
-    ),
-    (
-        "toleration-that-is-not-allowed",
-        "scheduling: {tolerations: [{key: dedicated, operator: Exists}]}",
-        "Failed",
-        r"tolerations may not name dedicated: .*allowed_tolerations",
-    ),
-    (
-        "volume-of-a-node",
-        "roles: {driver: {template: {volumes: [{name: data, hostPath: {path: /}}]}}}",
-        "Failed",
-        r"volumes\[0\] must have one of emptyDir, .*hostPath is not a field \(volumes are an empty",
-    ),
-    (
-        "volumes-beside-the-template",
-        "roles: {driver: {volumes: []}}",
-        "Failed",
-        r"driver\.volumes is not a field \(it is a field of the role's template\)",
-    ),
-    (
-        "volumes-of-a-driver",
-        "roles: {driver: {template: {volumes: [{name: shm, emptyDir: {medium: Memory}}], "
-        "volumeMounts: [{name: shm, mountPath: /dev/shm}]}}}",
-        "Running",
-        "",
-    ),
-    (
-        "mount-of-no-volume",
-        "roles: {driver: {template: {volumeMounts: [{name: data, mountPath: /mnt/data}]}}}",
-        "Failed",
-        r"there is no volume 'data' in volumes",
-    ),
-    (
-        "mount-over-tinsmiths-own",
-        "roles: {driver: {template: {volumes: [{name: a, emptyDir: {}}], "
-        "volumeMounts: [{name: a, mountPath: /tmp/cache}]}}}",
-        "Failed",
-        r"mountPath is within /tmp, which is Tinsmith's own",
-    ),
-    (
-        "volume-larger-than-a-disk",
-        "roles: {driver: {template: {volumes: [{name: a, emptyDir: {sizeLimit: 4Ti}}]}}}",
-        "Failed",
-        r"64Gi of a node's disk together: .*setting volume_size",
-    ),
-    (
-        "volumes-that-share-a-disk",
-        "roles: {driver: {template: {volumes: "
-        "[{name: a, emptyDir: {}}, {name: b, emptyDir: {}}]}}}",
-        "Failed",
-        r"emptyDir volumes a, b of the driver may have 64Gi .*: give each a sizeLimit",
-    ),
-    (
-        "account-that-is-not-allowed",
-        "roles: {driver: {template: {serviceAccountName: cloud}}}",
-        "Failed",
-        r"serviceAccountName of the driver may not name cloud: .*allowed_service_accounts",
-    ),
-    (
-        "init-container-of-a-trainer",
-        "roles: {trainer: {template: {initContainers: [{name: a, image: busybox}]}}}",
-        "Failed",
-        r"the trainer may not have initContainers.*for the driver and for workers",
-    ),
-    (
-        "init-container-without-an-image",
-        "roles: {driver: {template: {initContainers: [{name: a}]}}}",
-        SCHEMA,
-        "'image' is a required property",
-    ),
-    (
-        "volume-of-a-config-map-that-is-missing",
-        "roles: {driver: {template: {volumes: [{name: a, configMap: {name: no-such-map}}]}}}",
-        "Queued",
-        "ConfigMap no-such-map, which does not exist in namespace",
-    ),
-    (
-        "variables-of-a-config-map-that-is-missing",
-        "roles: {driver: {template: {envFrom: [{configMapRef: {name: no-such-map}}]}}}",
-        "Queued",
-        "ConfigMap no-such-map, which does not exist in namespace",
-    ),
-    ("gpus-as-text", 'roles: {trainer: {gpus: "1"}}', SCHEMA, "is not of type 'integer'"),
-    ("gpus-in-part", "roles: {trainer: {gpus: 0.5}}", SCHEMA, "is not of type 'integer'"),
-    ("replicas-in-words", "roles: {trainer: {replicas: two}}", SCHEMA, "'two' is not of type"),
-    ("role-left-empty", "roles: {sampler: null}", SCHEMA, "None is not of type 'object'"),
-    ("suspend-as-text", 'suspend: "false"', SCHEMA, "'false' is not of type 'boolean'"),
-    (
-        "misspelt-fields",
-        "{roles: {trainer: {gpu: 8}}, backofLimit: 0}",
-        "Failed",
-        r"backofLimit .*mean backoffLimit.*trainer\.gpu .*did you mean gpus",
-    ),
-    ("name-that-is-a-number", "!name 20261126", SCHEMA, "20261126 is not of type 'string'"),
-    ("key-given-twice", "roles: {trainer: {gpus: 8}}\nroles: {trainer: {gpus: 1}}", "Running", ""),
-    (
-        "huge",
-        "roles: {trainer: {replicas: 1024, gpus: 64}}",
-        "Queued",
-        "no node has 64 GPUs: the largest has 8",
-    ),
-    (
-        "gpus-among-limits",
-        'roles: {trainer: {resources: {limits: {"nvidia.com/gpu": 1}}}}',
-        "Failed",
-        r"resources\.limits names GPUs; use the field gpus",
-    ),
-    (
-        "unit-of-memory",
-        "roles: {trainer: {resources: {requests: {memory: 64GB}}}}",
-        SCHEMA,
-        "'64GB' does not match",
-    ),
-    (
-        "memory-without-a-unit",
-        "roles: {trainer: {resources: {requests: {memory: 64}}}}",
-        "Failed",
-        "64 is less than a MiB",
-    ),
-    ("long-name", f"!name {'a' * 47}", "Failed", "47 characters, at most 40 are possible"),
-    ("name-with-dots", "!name a.b.c", SCHEMA, r"'a\.b\.c' does not match"),
-    (
-        "config-map-that-is-missing",
-        "data: {configMapRef: {name: no-such-map, key: train.jsonl}}",
-        "Queued",
-        "ConfigMap no-such-map, which does not exist in namespace",
-    ),
-    (
-        "requests-over-limits",
-        'roles: {trainer: {resources: {requests: {cpu: "8"}, limits: {cpu: 2}}}}',
-        "Failed",
-        r"requests\.cpu is 8, more than its limit, 2",
-    ),
-    ("method-sft", "method: {type: sft}", SCHEMA, "'sft' is not one of"),
-    (
-        "source-without-its-scheme",
-        "model: {name: a, source: Qwen/Qwen3}",
-        SCHEMA,
-        "does not match",
-    ),
-    (
-        "scheduling-all-wrong",
-        "scheduling: {nodeSelector: {pool: a100}, gpuProducts: [H100], queueName: reserch, "
-        "priorityClassName: high}",
-        "Queued",
-        "PriorityClass high.*queue reserch does not exist.*product H100.*label pool=a100",
-    ),
-    (
-        "label-with-a-space",
-        'roles: {trainer: {template: {labels: {owner: "Jane Doe"}}}}',
-        SCHEMA,
-        "'Jane Doe' does not match",
-    ),
-    (
-        "variable-that-is-a-number",
-        "roles: {driver: {template: {env: [{name: RUN, value: 7}]}}}",
-        SCHEMA,
-        "7 is not of type 'string'",
-    ),
-    (
-        "name-of-a-variable",
-        "roles: {driver: {template: {env: [{name: A-B, value: x}]}}}",
-        SCHEMA,
-        "'A-B' does not match",
-    ),
-    (
-        "pool-that-is-missing",
-        "{poolRef: {name: shared-quen}, model: null, roles: null}",
-        "Queued",
-        f"TrainerPool shared-quen, which does not exist in namespace {NAMESPACE}",
-    ),
-    (
-        "pool-and-model",
-        "poolRef: {name: shared}",
-        "Failed",
-        "a job that uses a pool has no trainer or sampler of its own",
-    ),
-    (
-        "action-of-a-rule",
-        "failurePolicy: {rules: [{action: failJob}]}",
-        SCHEMA,
-        "'failJob' is not one of",
-    ),
-    ("image-of-ones-own", CUSTOM, "Running", ""),
-    (
-        "settings-of-a-recipe",
-        "method: {type: supervised, maxSteps: 10, parameters: {learningRate: 1e-4, batch-size: 8}}",
-        "Failed",
-        r"no setting spec\.method\.parameters\.batch-size or \S+\.learningRate; "
-        r"did you mean batch_size, learning_rate\?$",
-    ),
-    (
-        "a-value-of-a-recipe",
-        "method: {type: supervised, parameters: {learning_rate: 3, log_to: wandb}}",
-        "Failed",
-        r"learning_rate is 3\.0; give a number above 0 and at most 1",
-    ),
-    (
-        "data-of-another-recipe",
-        "data: {name: arithmetic}",
-        "Failed",
-        r"spec\.data\.name is 'arithmetic', which comes with no supervised.*pig_latin, warm_start",
-    ),
-    (
-        "data-of-a-file-on-the-laptop",
-        "data: {name: train.jsonl}",
-        "Failed",
-        r"no file of the driver's pod; give spec\.data\.configMapRef or spec\.data\.pvc",
-    ),
-    (
-        "data-of-the-hub-as-a-setting",
-        "{data: null, method: {type: supervised, parameters: {data: 'hf://openai/gsm8k'}}}",
-        "Failed",
-        r"spec\.method\.parameters\.data is 'hf://openai/gsm8k'",
-    ),
-    (
-        "checkpoints-on-the-disk-of-a-trainer",
-        "checkpoint: {uri: 'file:///checkpoints', secretRef: {name: store}}",
-        SCHEMA,
-        "'file:///checkpoints' does not match",
-    ),
-    (
-        "two-recipes-at-once",
-        "method: {type: [supervised, rl]}",
-        SCHEMA,
-        r"\['supervised', 'rl'\] is not of type 'string'",
-    ),
-    (
-        "replicas-as-text",
-        "roles: {trainer: {replicas: '2'}}",
-        SCHEMA,
-        "'2' is not of type 'integer'",
-    ),
-    (
-        "key-of-a-config-map-that-is-missing",
-        "data: {configMapRef: {name: greetings}}",
-        SCHEMA,
-        "'key' is a required property",
-    ),
-    (
-        "a-rank-that-is-none",
-        "adapter: {type: lora, rank: 0}",
-        SCHEMA,
-        "0 is less than the minimum of 1",
-    ),
-    (
-        "settings-of-a-driver-of-ones-own",
-        "{method: {type: supervised, parameters: {mine: 1}}, "
-        "roles: {driver: {template: {image: 'registry.example.com/team/loop:1'}}}}",
-        "Running",
-        "",
-    ),
-]
-
-
-@functools.cache
-def schema(plural: str = "trainingjobs") -> dict[str, Any]:
-    crd = yaml.safe_load((ROOT / f"k8s/crd/{plural}.tinsmith.dev.yaml").read_text())
-    [version] = crd["spec"]["versions"]
-    return dict(version["schema"]["openAPIV3Schema"])
+TABLE = [*SPECS, *TEMPLATES]
 
 
 def undescribed(fields: dict[str, Any], path: str) -> list[str]:
@@ -326,50 +49,9 @@ def test_explain_says_what_each_field_means(plural: str) -> None:
     assert len(set(said)) == len(said), "two roles are described alike"
 
 
-def manifest(text: str) -> dict[str, Any]:
-    """Return a manifest: fields over those of `BASE`, and those of the trainer over its own."""
-    spec = yaml.safe_load(BASE)
-    name: object = "a"
-    if text.startswith("!name"):
-        name = yaml.safe_load(text.removeprefix("!name "))
-    else:
-        fields = yaml.safe_load(text) or {}
-        roles = fields.pop("roles", {})
-        spec |= fields
-        spec["roles"] |= roles or {}
-        if roles is None:
-            del spec["roles"]
-        elif "trainer" in roles:
-            spec["roles"]["trainer"] = {"gpus": 1, **roles["trainer"]}
-    spec = {key: value for key, value in spec.items() if value is not None}
-    return {
-        "apiVersion": "tinsmith.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
-def deployment(tmp_path: Path) -> tuple[World, Process]:
-    """Return a cluster of one node with GPUs and one without, with two queues."""
-    world = World()
-    world.node("n0", 8)
-    world.node("n1", 0)
-    queues = tmp_path / "queues.toml"
-    queues.write_text("[queues.default]\n[queues.research]\nmax_gpus = 16\n")
-    check = functools.partial(refusal_of, DEPLOYMENT)
-    return world, Process(world, queues=queues, check=check)
-
-
 def refused_by_schema(body: dict[str, Any]) -> str:
     found = jsonschema.Draft202012Validator(schema()).iter_errors(body)
     return "; ".join(error.message for error in found)
-
-
-def told(world: World, name: str, plural: str = "trainingjobs") -> tuple[str, str]:
-    status = status_of(world, name, plural)
-    failure = status.get("failure", {}).get("message", "")
-    return status.get("phase", ""), failure or status.get("waitingFor", "")
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_the_fields_of_the_schema_are_those_of_the_code(
             r"trainer\.volumes is not a field \(it is a field of the role's template\)",
             id="volumes",
         ),
-        pytest.param(("scheduling", "affinity"), r"affinity is not a field$", id="nothing-like-it"),
+        pytest.param(("scheduling", "wishes"), r"wishes is not a field$", id="nothing-like-it"),
     ],
 )
 def test_a_field_that_there_is_not_is_named(path: tuple[str, ...], told: str) -> None:

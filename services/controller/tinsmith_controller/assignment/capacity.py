@@ -100,7 +100,8 @@ class Cluster:
                 named[node.name] = min(node, other, key=repr)
         self.nodes = [named[name] for name in sorted(named)]
         self._index = {node.name: i for i, node in enumerate(self.nodes)}
-        self._selector_keys = sorted({key for w in workloads for key in w.rules.node_selector})
+        rules = [each for w in workloads for each in (w.rules, *w.role_rules.values())]
+        self._selector_keys = sorted({key for each in rules for key in each.node_selector})
         self._now_s = seconds(now)
         self.allocatable = _columns([amounts(node.allocatable) for node in self.nodes])
         self.size = self.allocatable - _columns([amounts(node.used) for node in self.nodes])
@@ -225,6 +226,7 @@ def rules_key(rules: Rules) -> Hashable:
         rules.tolerations,
         rules.gpu_products,
         rules.min_gpu_memory_gib,
+        rules.least_gpu_bytes,
         rules.required_level,
         rules.preferred_level,
         rules.avoided,

@@ -35,7 +35,7 @@ def decide(
     while True:
         added = PlacementPass(state, nodes, policy, now).run()
         if not added.assign and not added.preempt:
-            return Decisions(assign, preempt, added.waiting)
+            return Decisions(assign, preempt, added.waiting, unfit=added.unfit)
         for key, placements in added.assign.items():
             assign[key] = assign.get(key, ()) + placements
         # A pass that assigned nodes preempts nothing yet, nor for a workload that found a place.

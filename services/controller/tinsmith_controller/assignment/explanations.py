@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +22,15 @@ from tinsmith_controller.assignment.node_filters import (
     join,
     no_labels,
     no_memory,
+    no_model,
     no_product,
+    repelling,
     there_are,
     unmet_rules,
 )
 from tinsmith_controller.assignment.ordering import tier
 from tinsmith_controller.assignment.quotas import Excess
-from tinsmith_controller.assignment.types import Node, Workload
+from tinsmith_controller.assignment.types import Node, Taint, Workload
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.spec import Rules
 
@@ -88,7 +91,18 @@ class NoRoom:
     empty: Room | None
 
 
-Verdict = UnknownQueue | Excess | Releasing | Behind | NoRoom
+@dataclass(frozen=True, slots=True)
+class NoNode:
+    """No node will do for pods that none is chosen for; they would keep the others waiting.
+
+    Attributes:
+        pods: Pods of one role, with the nodes that would do.
+    """
+
+    pods: Group
+
+
+Verdict = UnknownQueue | Excess | Releasing | Behind | NoRoom | NoNode
 
 
 def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
@@ -97,7 +111,9 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
         case UnknownQueue():
             told = f"queue {workload.queue} does not exist; {there_are(verdict.queues)}"
             has_gpus = any(pod.resources.gpus for pod in workload.pods)
-            return "; ".join([told, *unmet_rules(cluster.nodes, workload.rules, has_gpus=has_gpus)])
+            rules = [workload.rules, *workload.role_rules.values()]
+            unmet = [unmet_rules(cluster.nodes, each, has_gpus=has_gpus) for each in rules]
+            return "; ".join(dict.fromkeys([told, *itertools.chain(*unmet)]))
         case Excess():
             return _explain_excess(workload, verdict)
         case Releasing():
@@ -107,6 +123,8 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
             return f"waits for {jobs} to save: {_list(verdict.keys)}"
         case Behind():
             return f"is behind {verdict.other.key}, {_why_behind(workload, verdict.other)}"
+        case NoNode():
+            return _explain_nodes(verdict.pods, cluster) or "the cluster has no nodes"
         case NoRoom():
             return _explain_room(workload, verdict, cluster)
 
@@ -136,25 +154,34 @@ def _explain_room(workload: Workload, verdict: NoRoom, cluster: Cluster) -> str:
         return "the cluster has no nodes"
     gang = verdict.gang
     for group in gang.groups:
-        sentence = _explain_nodes(workload, group, cluster)
+        sentence = _explain_nodes(group, cluster)
         if sentence is not None:
             return sentence
     if verdict.empty is not None:
-        return _explain_never(workload, gang, verdict.empty)
+        return _explain_never(workload, gang, verdict.empty, cluster)
     if gang.required is not None:
         return _explain_level(workload, gang, cluster.free)
     needs = _needs(gang)
     stuck = [group for group in gang.groups if _count(group, cluster.free) < len(group.members)]
-    return f"{needs}; {_explain_free(workload, (stuck or gang.groups)[0], cluster)}"
+    return f"{needs}; {_explain_free((stuck or gang.groups)[0], cluster)}"
 
 
-def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | None:
+def _explain_nodes(group: Group, cluster: Cluster) -> str | None:
     """Say why not a single node will ever do, or none does now; None if some do."""
-    rules = workload.rules
+    if not cluster.nodes:
+        return None
+    told = _explain_nodes_of(group, cluster)
+    return f"for the {group.role}: {told}" if told and group.role else told
+
+
+def _explain_nodes_of(group: Group, cluster: Cluster) -> str | None:
+    rules = group.rules
     obstacles = cluster.obstacles(rules, has_gpus=bool(group.amounts[GPUS] > 0))
     left = np.ones(len(cluster.nodes), dtype=np.bool_)
-    for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.SELECTOR):
+    for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.MODEL, Obstacle.SELECTOR):
         remaining = left & ~obstacles[obstacle]
+        if obstacle is Obstacle.MODEL and rules.least_gpu_bytes:
+            remaining &= cluster.allocatable[GPUS] > 0  # without a GPU none is too small
         if not remaining.any():
             nodes = [node for node, is_left in zip(cluster.nodes, left, strict=True) if is_left]
             has_gpus = bool(group.amounts[GPUS] > 0)
@@ -172,11 +199,15 @@ def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | 
     if not (left & group.eligible).any():
         counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
         states = [text.format(counts[state]) for state, text in _STATES if counts[state]]
+        nodes = [cluster.nodes[i] for i in np.flatnonzero(left & obstacles[Obstacle.TAINT])]
+        taints = sorted({_show(t) for node in nodes for t in repelling(node.taints, rules)})
+        if taints:
+            states.append(f"tolerations of {join(taints[:_MOST_NAMES])} would do")
         return f"none of the {int(left.sum())} nodes {of}can be used: {', '.join(states)}"
     return None
 
 
-def _explain_never(workload: Workload, gang: Gang, empty: Room) -> str:
+def _explain_never(workload: Workload, gang: Gang, empty: Room, cluster: Cluster) -> str:
     needs = _needs(gang)
     if gang.required is not None:
         return f"{_explain_level(workload, gang, empty)}, even when no other job runs"
@@ -184,7 +215,11 @@ def _explain_never(workload: Workload, gang: Gang, empty: Room) -> str:
         count = _count(group, empty)
         if count < len(group.members):
             pods = _pods(count, group)
-            return f"{needs}; the cluster has room for {pods} when no other job runs"
+            text = f"{needs}; the cluster has room for {pods} when no other job runs"
+            if group.amounts[GPUS] > 0:
+                held_back = _held_back(group, empty, cluster)
+                text += "".join(f"; further {_gpus(count)} {where}" for count, where in held_back)
+            return text
     return f"{needs}; they do not fit on the cluster together even when no other job runs"
 
 
@@ -206,7 +241,7 @@ def _explain_level(workload: Workload, gang: Gang, room: Room) -> str:
     return f"{needs}; none of its {level.num_values} values has {room_for}"
 
 
-def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
+def _explain_free(group: Group, cluster: Cluster) -> str:
     free = np.maximum(cluster.free, 0)
     row = GPUS if group.amounts[GPUS] > 0 else CPU
     amount = group.amounts[row]
@@ -224,12 +259,17 @@ def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
         text += f", {fitting} of them with {' and '.join(rest) or 'a place for a pod'}"
     if row != GPUS:
         return text
-    obstacles = cluster.obstacles(workload.rules, has_gpus=True)
     parts = [f"{_gpus(free[GPUS].sum())} free in all"]
-    for state, name in _ON_NODES:
-        if num := int(free[GPUS, obstacles[state]].sum()):
-            parts.append(f"{num} of them on {name}")
+    for count, where in _held_back(group, free, cluster):
+        parts.append(f"{count} of them {where}")
     return f"{text} ({', '.join(parts)})"
+
+
+def _held_back(group: Group, room: Room, cluster: Cluster) -> list[tuple[int, str]]:
+    """Return how many GPUs of some room are on nodes that will not do now, and on which."""
+    obstacles = cluster.obstacles(group.rules, has_gpus=True)
+    counts = {name: int(room[GPUS, obstacles[state]].sum()) for state, name in _ON_NODES}
+    return [(count, f"on {name}") for name, count in counts.items() if count]
 
 
 def _explain_rule(rules: Rules, obstacle: Obstacle, nodes: Sequence[Node]) -> str:
@@ -237,7 +277,13 @@ def _explain_rule(rules: Rules, obstacle: Obstacle, nodes: Sequence[Node]) -> st
         return no_product(rules.gpu_products, nodes)
     if obstacle is Obstacle.GPU_MEMORY:
         return no_memory(rules.min_gpu_memory_gib, nodes)
+    if obstacle is Obstacle.MODEL:
+        return no_model(rules.least_gpu_bytes, nodes)
     return no_labels(rules.node_selector.items())
+
+
+def _show(taint: Taint) -> str:
+    return f"{taint.key}={taint.value}" if taint.value else taint.key
 
 
 def _fitting(group: Group, room: Room) -> Room:

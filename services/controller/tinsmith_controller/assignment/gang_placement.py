@@ -2,13 +2,14 @@
 
 Equal pods are placed together, first on nodes whose GPUs they use up. An unused node is broken into
 last. For equal pods this finds a placement whenever there is one. Pods that differ are packed
-largest first, which may miss one: the exact answer is NP-hard.
+largest first; where they may not use the same nodes and that fails, those with the fewest nodes
+first. Both may miss one: the exact answer is NP-hard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from tinsmith_controller.assignment.capacity import (
 )
 from tinsmith_controller.assignment.types import PodRequest, Workload
 from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,15 @@ class Group:
         amounts: What one asks for, [4].
         members: Which pods they are, as indices of the gang's.
         eligible: Nodes that will do, [N].
+        rules: Which nodes those are.
+        role: The role whose template they are of; empty if the rules are those of all pods.
     """
 
     amounts: NDArray[np.float64]
     members: tuple[int, ...]
     eligible: Mask
+    rules: Rules
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +87,32 @@ class Gang:
 
 def prepare(cluster: Cluster, workload: Workload, pods: Sequence[PodRequest]) -> Gang:
     """Return pods of a workload as a gang."""
-    members: dict[Resources, list[int]] = {}
+    members: dict[tuple[Resources, str], list[int]] = {}
     for i, pod in enumerate(pods):
-        members.setdefault(pod.resources, []).append(i)
+        role = pod.role if pod.role in workload.role_rules else ""
+        members.setdefault((pod.resources, role), []).append(i)
     rules = workload.rules
-    order = sorted(
-        members, key=lambda r: (r.gpus, r.memory_bytes, r.cpu_milli, r.pods), reverse=True
-    )
+    order = sorted(members, key=_largest_first)
     groups = tuple(
         Group(
             np.maximum(np.array(amounts(resources), dtype=np.float64), 0),
-            tuple(members[resources]),
-            cluster.eligible(rules, has_gpus=resources.gpus > 0),
+            tuple(members[resources, role]),
+            cluster.eligible(workload.rules_of(role), has_gpus=resources.gpus > 0),
+            workload.rules_of(role),
+            role,
         )
-        for resources in order
+        for resources, role in order
     )
     required = _level(cluster, workload, rules.required_level)
     preferred = _level(cluster, workload, rules.preferred_level)
     return Gang(
         signature=(
             rules_key(rules),
-            tuple((resources, len(members[resources])) for resources in order),
+            tuple(
+                (resources, role, role and rules_key(workload.rules_of(role)), len(members[key]))
+                for key in order
+                for resources, role in [key]
+            ),
             required and required.taken,
             preferred and preferred.taken,
         ),
@@ -113,6 +124,17 @@ def prepare(cluster: Cluster, workload: Workload, pods: Sequence[PodRequest]) ->
     )
 
 
+def _largest_first(group: tuple[Resources, str]) -> tuple[int, int, int, int, str]:
+    resources, role = group
+    return (
+        -resources.gpus,
+        -resources.memory_bytes,
+        -resources.cpu_milli,
+        -resources.pods,
+        role,
+    )
+
+
 def place(gang: Gang, room: Room, among: Indices | None = None) -> list[int] | None:
     """Return the node of each pod, or None if there is no place for all of them.
 
@@ -121,6 +143,14 @@ def place(gang: Gang, room: Room, among: Indices | None = None) -> list[int] | N
         room: What they may take, [4, N]. Is not changed.
         among: The only nodes that may be used; all if None.
     """
+    found = _place_in_order(gang, room, among)
+    if found is not None or not any(group.role for group in gang.groups):
+        return found
+    scarce_first = sorted(gang.groups, key=lambda group: int(group.eligible.sum()))
+    return _place_in_order(replace(gang, groups=tuple(scarce_first)), room, among)
+
+
+def _place_in_order(gang: Gang, room: Room, among: Indices | None) -> list[int] | None:
     nodes = _usable(gang, room, among)
     if gang.required is None:
         return _place_close(gang, room, nodes)

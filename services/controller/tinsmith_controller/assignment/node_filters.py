@@ -14,11 +14,15 @@ from tinsmith_jobs.spec import Rules, Toleration
 _REPELLING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
+_GIB = 2**30
+
+
 class Obstacle(enum.Enum):
     """Why a node will not do. In this order they are looked at, the lasting ones first."""
 
     PRODUCT = "product"
     GPU_MEMORY = "gpu memory"
+    MODEL = "model"
     SELECTOR = "selector"
     CORDON = "cordon"
     NOT_READY = "not ready"
@@ -61,14 +65,14 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return toleration.operator in ("", "Equal") and toleration.value == taint.value
 
 
-def is_repelled(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> bool:
-    """Whether one of the taints keeps a pod with these tolerations away."""
-    tolerations = tuple(tolerations)
-    return any(
-        taint.effect in _REPELLING_EFFECTS
-        and not any(tolerates(toleration, taint) for toleration in tolerations)
+def repelling(taints: Iterable[Taint], rules: Rules) -> list[Taint]:
+    """Return the taints that keep a pod with some rules away."""
+    return [
+        taint
         for taint in taints
-    )
+        if taint.effect in _REPELLING_EFFECTS
+        and not any(tolerates(toleration, taint) for toleration in rules.tolerations)
+    ]
 
 
 def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | None:
@@ -86,13 +90,21 @@ def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | Non
         return Obstacle.PRODUCT
     if has_gpus and node.gpu_memory_gib < rules.min_gpu_memory_gib:
         return Obstacle.GPU_MEMORY
+    if has_gpus and not _holds(node, rules.least_gpu_bytes):
+        return Obstacle.MODEL
     if any(node.labels.get(key) != value for key, value in rules.node_selector.items()):
         return Obstacle.SELECTOR
     if node.is_cordoned:
         return Obstacle.CORDON
     if not node.is_ready:
         return Obstacle.NOT_READY
-    return Obstacle.TAINT if is_repelled(node.taints, rules.tolerations) else None
+    return Obstacle.TAINT if repelling(node.taints, rules) else None
+
+
+def _holds(node: Described, least_bytes: int) -> bool:
+    """Whether a GPU of a node holds so much; where its memory is not known, it may."""
+    # Half a GiB more than it says: that number is rounded.
+    return not node.gpu_memory_gib or (node.gpu_memory_gib + 0.5) * _GIB >= least_bytes
 
 
 def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> list[str]:
@@ -111,6 +123,8 @@ def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> 
         found.append(no_product(products, nodes))
     if has_gpus and not any(node.gpu_memory_gib >= rules.min_gpu_memory_gib for node in nodes):
         found.append(no_memory(rules.min_gpu_memory_gib, nodes))
+    if has_gpus and not any(_holds(node, rules.least_gpu_bytes) for node in nodes):
+        found.append(no_model(rules.least_gpu_bytes, nodes))
     labels = rules.node_selector.items()
     if not any(all(node.labels.get(key) == value for key, value in labels) for node in nodes):
         found.append(no_labels(labels))
@@ -130,6 +144,15 @@ def no_memory(min_gib: int, nodes: Iterable[Described]) -> str:
     largest = max(node.gpu_memory_gib for node in nodes)
     have = f"the largest have {largest} GiB" if largest else "how much they have is not known"
     return f"no node has GPUs with {min_gib} GiB: {have}"
+
+
+def no_model(least_bytes: int, nodes: Iterable[Described]) -> str:
+    """Return that no node has GPUs that hold a model, how much that takes, and what to do."""
+    largest = max(node.gpu_memory_gib for node in nodes)
+    return (
+        f"no node has GPUs that hold the model: it takes {least_bytes / _GIB:.1f} GiB of each, and "
+        f"the largest have {largest} GiB; give each pod more GPUs, or take a smaller model"
+    )
 
 
 def no_labels(labels: Iterable[tuple[str, str]]) -> str:

@@ -13,13 +13,20 @@ from tinsmith_controller.assignment import backfill, preemption
 from tinsmith_controller.assignment.capacity import GPUS, Cluster, Room, Spread, seconds
 from tinsmith_controller.assignment.explanations import (
     Behind,
+    NoNode,
     NoRoom,
     Releasing,
     UnknownQueue,
     Verdict,
     explain,
 )
-from tinsmith_controller.assignment.gang_placement import Gang, place, place_soonest, prepare
+from tinsmith_controller.assignment.gang_placement import (
+    Gang,
+    Group,
+    place,
+    place_soonest,
+    prepare,
+)
 from tinsmith_controller.assignment.ordering import Order, Tier, rank, tier
 from tinsmith_controller.assignment.quotas import Quotas
 from tinsmith_controller.assignment.types import (
@@ -96,7 +103,8 @@ class PlacementPass:
                     placed = workload.placed + self._assign[workload.key][-len(pods) :]
                     workload = dataclasses.replace(workload, placed=placed)
         waiting = {key: self._explain(*found) for key, found in self._verdicts.items()}
-        return Decisions(self._assign, self._preempt, waiting)
+        unfit = frozenset(key for key, found in self._verdicts.items() if _is_lasting(found[1]))
+        return Decisions(self._assign, self._preempt, waiting, unfit=unfit)
 
     def _explain(self, workload: Workload, verdict: Verdict) -> str:
         if not isinstance(verdict, NoRoom):
@@ -115,6 +123,8 @@ class PlacementPass:
         self._barrier = None
         for workload in self._order.peers():
             if not workload.is_gang or not backfill.is_overdue(workload, self._policy, self._now):
+                continue
+            if self._find_no_node(workload) is not None:
                 continue
             gang = prepare(self._cluster, workload, workload.pods)
             if (
@@ -160,6 +170,9 @@ class PlacementPass:
         """Place the pods, all or none, or say why not."""
         if not self._quotas.has_queue(workload):
             return UnknownQueue(tuple(sorted(self._policy.queues)))
+        nowhere = self._find_no_node(workload)
+        if nowhere is not None:
+            return nowhere
         gang = prepare(self._cluster, workload, pods)
         num_gpus = sum(pod.resources.gpus for pod in pods)
         excess = self._quotas.excess(workload, num_gpus)
@@ -179,6 +192,17 @@ class PlacementPass:
             elif not self._has_reserved:
                 self._reserve(workload, gang)
         return excess or self._find_keeper(workload, gang) or NoRoom(gang, None)
+
+    def _find_no_node(self, workload: Workload) -> NoNode | None:
+        """Return pods that no node would do for, of those that the cluster's scheduler places."""
+        if workload.stage is not Stage.WAITING:
+            return None
+        for role in workload.unplaced:
+            rules = workload.rules_of(role)
+            eligible = self._cluster.eligible(rules, has_gpus=False)
+            if not eligible.any():
+                return NoNode(Group(np.zeros(4), (), eligible, rules, role))
+        return None
 
     def _place(self, workload: Workload, gang: Gang, num_gpus: int) -> bool:
         key = (gang.signature, self._is_barred(workload))
@@ -323,3 +347,10 @@ class PlacementPass:
         names = {self._cluster.nodes[i].name for i in spots}
         ending = tuple(w.key for w in self._releasing if any(p.node in names for p in w.placed))
         return Releasing(ending or tuple(w.key for w in self._releasing), is_preempted=False)
+
+
+def _is_lasting(verdict: Verdict) -> bool:
+    """Whether a workload would wait even if no other job ran."""
+    return isinstance(verdict, NoNode) or (
+        isinstance(verdict, NoRoom) and verdict.empty is not None
+    )

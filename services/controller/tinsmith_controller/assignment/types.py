@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.quantities import Resources
@@ -102,6 +102,8 @@ class Workload:
         preempted_by: On a releasing workload, the one that it gives way to.
         idle: Those of `placed` that no pod is bound for.
         stuck: Those whose pod the cluster's scheduler has refused on its node for a while.
+        role_rules: Rules of the roles whose templates ask for more, by name of the role.
+        unplaced: Those of them that no node is chosen for, such as a driver.
     """
 
     key: NamespacedName
@@ -120,6 +122,13 @@ class Workload:
     preempted_by: NamespacedName | None = None
     idle: frozenset[PodKey] = frozenset()
     stuck: frozenset[PodKey] = frozenset()
+    role_rules: Mapping[str, Rules] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+
+    def rules_of(self, role: str) -> Rules:
+        """Return which nodes will do for the pods of a role."""
+        found = self.role_rules.get(role)
+        return self.rules if found is None else replace(found, avoided=self.rules.avoided)
 
     @property
     def num_gpus_wanted(self) -> int:
@@ -170,6 +179,7 @@ class Decisions:
         preempt: Workloads that have to give way, each with the one that it gives way to.
         waiting: One sentence for each workload that wants nodes and got none; a pool, not all.
         given_back: Pods whose nodes are taken back, by workload; they may be among `assign` anew.
+        unfit: Those of `waiting` that would wait even if no other job ran.
         released: Jobs that give back all that they hold, because that is not enough any more.
     """
 
@@ -177,4 +187,5 @@ class Decisions:
     preempt: Mapping[NamespacedName, NamespacedName]
     waiting: Mapping[NamespacedName, str]
     given_back: Mapping[NamespacedName, frozenset[PodKey]] = field(default_factory=dict)
+    unfit: frozenset[NamespacedName] = frozenset()
     released: frozenset[NamespacedName] = frozenset()

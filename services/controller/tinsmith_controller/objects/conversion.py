@@ -9,7 +9,7 @@ from typing import Any
 
 from tinsmith_controller.assignment.types import Taint
 from tinsmith_controller.kube.api_client import Json
-from tinsmith_controller.objects.pod_outcome import outcome
+from tinsmith_controller.objects.pod_outcome import outcome, unpulled_image
 from tinsmith_jobs.accepted_spec import HeldSpec, held_job_spec, held_pool_spec
 from tinsmith_jobs.naming import (
     INDEX_LABEL,
@@ -190,6 +190,7 @@ def pod_record(content: Json) -> PodRecord:
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
         unschedulable_since=None if node else decode_time(unscheduled.get("lastTransitionTime")),
+        unpulled_image=unpulled_image(spec, status),
         is_turned_away=is_turned_away,
         is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
     )

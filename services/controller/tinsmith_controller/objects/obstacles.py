@@ -37,8 +37,10 @@ def obstacle_of(
             found.append(f"queue {scheduling.queue} does not exist; there are {', '.join(names)}")
     if any(role.is_placed and role.replicas for role in item.spec.roles):
         has_gpus = any(role.gpus and role.replicas for role in item.spec.roles)
-        found += unmet_rules(list(stores.nodes()), scheduling.rules, has_gpus=has_gpus)
-    return "; ".join(found)
+        nodes = list(stores.nodes())
+        for role in item.spec.roles:
+            found += unmet_rules(nodes, scheduling.rules_for(role), has_gpus=has_gpus)
+    return "; ".join(dict.fromkeys(found))
 
 
 def _missing(item: Job | Pool, stores: Caches) -> Iterator[str]:

@@ -11,6 +11,25 @@ from typing import Any
 
 from tinsmith_jobs.plan.termination import MAX_PROBLEM, describe_termination
 
+_PULL_REASONS = frozenset(
+    {
+        *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"),
+        *("ImageInspectError", "InvalidImageName", "RegistryUnavailable"),
+    }
+)
+"""Why containers wait whose image a kubelet cannot get. It tries again, in growing intervals."""
+
+
+def unpulled_image(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Return the image that a pod waits for and that cannot be pulled; empty if there is none."""
+    for kind in ("initContainer", "container"):
+        images = {entry.get("name"): entry.get("image") for entry in spec.get(f"{kind}s") or []}
+        for entry in status.get(f"{kind}Statuses") or []:
+            waiting = (entry.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") in _PULL_REASONS:
+                return str(images.get(entry.get("name")) or entry.get("image") or "")
+    return ""
+
 
 def outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the exit code and the problem of a pod: of the container that is worst off."""

@@ -91,14 +91,19 @@ class AuthorPolicy:
         return _refusal("spec.scheduling.priorityClassName", name, "priority_classes")
 
     def _refused_toleration(self, job: JobSpec) -> str:
-        for taint in job.scheduling.rules.tolerations:
-            if not taint.key and _EVERYTHING not in self.tolerations:
+        found = [("spec.scheduling.tolerations", job.scheduling.rules.tolerations)]
+        found += [
+            (f"template.tolerations of the {role.name}", role.template.tolerations)
+            for role in job.roles
+        ]
+        for field, toleration in ((field, each) for field, group in found for each in group):
+            if not toleration.key and _EVERYTHING not in self.tolerations:
                 return (
-                    "spec.scheduling.tolerations without a key tolerate every taint; name the key "
-                    "of a taint that the operators allow (setting allowed_tolerations)"
+                    f"{field} without a key tolerate every taint; name the key of a taint that the "
+                    "operators allow (setting allowed_tolerations)"
                 )
-            if not _allows(self.tolerations, taint.key):
-                return _refusal("spec.scheduling.tolerations", taint.key, "tolerations")
+            if not _allows(self.tolerations, toleration.key):
+                return _refusal(field, toleration.key, "tolerations")
         return ""
 
     def _refused_in_roles(self, job: JobSpec) -> Iterable[str]:

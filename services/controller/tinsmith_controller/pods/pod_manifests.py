@@ -81,6 +81,7 @@ def make_pod(
 ) -> dict[str, Any]:
     """Return the pod of an assignment."""
     role = owner.role(assignment.role)
+    rules = owner.spec.scheduling.rules_for(role)
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -98,7 +99,7 @@ def make_pod(
             *volumes_of(owner, role, deployment),
             *template_volumes(role, deployment),
         ],
-        "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
+        "tolerations": [toleration.in_a_pod() for toleration in rules.tolerations],
     }
     # An account may be an identity at the object store, which no program of an author's gets, and
     # no store of an author's. An environment pod runs such programs.
@@ -116,8 +117,8 @@ def make_pod(
         pod["priorityClassName"] = owner.spec.scheduling.priority_class
     if assignment.node:
         pod["affinity"] = _pinned_to(assignment.node)
-    elif owner.spec.scheduling.rules.node_selector:
-        pod["nodeSelector"] = dict(owner.spec.scheduling.rules.node_selector)
+    elif rules.node_selector:
+        pod["nodeSelector"] = dict(rules.node_selector)
     if owner.spec.is_group(role):
         pod["hostname"] = assignment.pod
         pod["subdomain"] = service_name(owner.key.name, role.name)

@@ -16,6 +16,7 @@ from tinsmith_jobs.plan.failure_policy import (
     react,
     with_refusals,
 )
+from tinsmith_jobs.plan.image_pulls import unpulled, with_image_pulls
 from tinsmith_jobs.plan.plan_builder import PlanBuilder
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
 from tinsmith_jobs.plan.retry_policy import report_of_this_attempt
@@ -60,6 +61,12 @@ def hold(builder: PlanBuilder, spec: JobSpec) -> Plan:
     builder.status = _readiness(
         builder, spec, status, kept, backoff_left_s(builder.status, builder.now, builder.limits)
     )
+    builder.status, begun = with_image_pulls(spec, builder.status, builder.observed, builder.now)
+    if begun is not None:
+        builder.events.append(begun)
+    no_image = unpulled(builder.status, builder.observed, builder.now, builder.limits)
+    if no_image is not None:
+        return builder.fail(no_image)
     too_late = late(spec, builder.status, kept, builder.now)
     if too_late is not None:
         return builder.fail(too_late)

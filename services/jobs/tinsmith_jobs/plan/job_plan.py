@@ -217,8 +217,12 @@ def _wait(builder: PlanBuilder, spec: JobSpec) -> Plan:
     if not needs_nodes and not obstacle and pause_s <= 0:
         assigned = assign_nodes(replace(builder.job, status=status), (), builder.now)
         return builder.planned(assigned, requeue_s=0.0)
-    if obstacle and obstacle != builder.job.status.waiting_for:
-        builder.events.append(Event(conditions.WAITING, obstacle, is_warning=True))
+    if obstacle:
+        if obstacle != builder.job.status.waiting_for:
+            builder.events.append(Event(conditions.WAITING, obstacle, is_warning=True))
+        status = status.with_condition(
+            conditions.ASSIGNED, False, conditions.WAITING, obstacle, builder.now
+        )
     is_new = status.phase is not Phase.QUEUED
     status = replace(
         status,

@@ -49,6 +49,7 @@ class PodView:
         conditions: Types of its conditions that are True.
         template: Hash of what it was made from.
         unschedulable_since: Since when the cluster's scheduler has found no room for it.
+        unpulled_image: The image that its node cannot pull; empty if there is none.
         is_turned_away: Whether its node refused to run it, or put it out.
         is_refused: Whether its node refused to run it though it had said that it has room. A node
             that goes down or lacks something says so itself.
@@ -68,6 +69,7 @@ class PodView:
     conditions: frozenset[str] = frozenset()
     template: str = ""
     unschedulable_since: datetime.datetime | None = None
+    unpulled_image: str = ""
     is_turned_away: bool = False
     is_refused: bool = False
 

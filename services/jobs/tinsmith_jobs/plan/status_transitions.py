@@ -76,6 +76,28 @@ def assign_pool_nodes(
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
 
+def wait_for_nodes(
+    status: Status, sentence: str, now: datetime.datetime, *, is_unfit: bool
+) -> Status:
+    """Return the status of a job that holds nothing and waits for nodes, with why in a condition.
+
+    Args:
+        status: Its status.
+        sentence: What it waits for.
+        now: The time.
+        is_unfit: Whether it would wait even if no other job ran.
+    """
+    if not is_unfit:
+        return status.with_condition(
+            conditions.ASSIGNED, False, conditions.WAITING_FOR_NODES, sentence, now
+        )
+    message = (
+        f"{sentence}. The job starts once the cluster has such nodes; else change spec.roles "
+        "or spec.scheduling"
+    )
+    return status.with_condition(conditions.ASSIGNED, False, conditions.NO_NODE_FITS, message, now)
+
+
 def give_back(
     item: Job | Pool, pods: Collection[tuple[str, int]], now: datetime.datetime, *, gives_all: bool
 ) -> Status:

@@ -1,0 +1,75 @@
+"""Images that cannot be pulled: a condition names them, and after a while their job fails.
+
+A kubelet tries for ever, with the GPUs of the job held.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from tinsmith_jobs import conditions
+from tinsmith_jobs.plan.actions import Event
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Observed, PodView
+from tinsmith_jobs.spec import JobSpec, Template
+from tinsmith_jobs.status import Failure, Status
+
+
+def with_image_pulls(
+    spec: JobSpec, status: Status, observed: Observed, now: datetime.datetime
+) -> tuple[Status, Event | None]:
+    """Return a status that says which image cannot be pulled, and an event when that begins."""
+    pod = _waiting(status, observed)
+    old = status.condition(conditions.IMAGE_UNAVAILABLE)
+    if pod is None:
+        if old is None or not old.is_true:
+            return status, None
+        pulled = status.with_condition(
+            conditions.IMAGE_UNAVAILABLE, False, conditions.IMAGE_PULLED, "images are there", now
+        )
+        return pulled, None
+    message = _sentence(spec, pod)
+    status = status.with_condition(
+        conditions.IMAGE_UNAVAILABLE, True, conditions.IMAGE_PULL_FAILED, message, now
+    )
+    if old is not None and old.is_true:
+        return status, None
+    return status, Event(conditions.IMAGE_PULL_FAILED, message, is_warning=True)
+
+
+def unpulled(
+    status: Status, observed: Observed, now: datetime.datetime, limits: Limits
+) -> Failure | None:
+    """Return the failure of a job that has held nodes for too long without an image."""
+    pod, found = _waiting(status, observed), status.condition(conditions.IMAGE_UNAVAILABLE)
+    if pod is None or found is None or not found.is_true:
+        return None
+    if (now - found.transition_time).total_seconds() < limits.image_pull_s:
+        return None
+    problem = f" ({pod.problem})" if pod.problem else ""
+    return Failure(
+        conditions.IMAGE_PULL_FAILED,
+        f"for {limits.image_pull_s:g} s, {found.message}{problem}",
+        role=pod.role,
+        pod=pod.name,
+        node=pod.node,
+    )
+
+
+def _waiting(status: Status, observed: Observed) -> PodView | None:
+    """Return a pod of the present assignments whose image cannot be pulled."""
+    pods = (observed.pods.get(entry.pod) for entry in status.assignments)
+    return next((pod for pod in pods if pod and pod.unpulled_image and not pod.is_deleting), None)
+
+
+def _sentence(spec: JobSpec, pod: PodView) -> str:
+    role = spec.role(pod.role)
+    template = role.template if role is not None else Template()
+    images = {template.image, *(each.image for each in template.init_containers)}
+    told = f"{pod.role} {pod.index} cannot pull the image {pod.unpulled_image}"
+    if pod.unpulled_image not in images:
+        return f"{told}, which is the deployment's: ask its operators (setting image_repository)"
+    return (
+        f"{told}: correct its name in the template of the {pod.role}, or name the Secret of its "
+        "registry in imagePullSecrets there"
+    )
