@@ -127,7 +127,7 @@ def test_a_single_policy_plays_a_script_and_a_checkpoint(
         ({"data": "tinsmith.games:League"}, "is no game"),
         ({"data": "chess"}, "there is no game 'chess'"),
         ({"agents": "black"}, "gomoku is a game of 2 agents, not of 1"),
-        ({"environment": "nosuch"}, "no environment nosuch is served"),
+        ({"environment": "nosuch"}, "environment is 'nosuch', and no environment of this"),
         ({"agents": "a,b,c"}, "gomoku is a game of 2 agents, not of 3"),
         ({"agents": "black,black"}, "agents is 'black,black'"),
         ({"agents": "black,"}, "agents is 'black,'"),

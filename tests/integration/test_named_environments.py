@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -111,8 +111,13 @@ def test_a_class_plays_the_same_here_and_at_an_address(places: Places, tmp_path:
     kept = [next(iter(read_records(tmp_path / f"{number}.jsonl"))) for number in range(3)]
     assert [each.origin.kind for each in kept] == ["local", "served", "served"]
     assert [each.origin.environment for each in kept] == [places.file, named, named]
-    # A record of an address is played again there.
-    replay = client.environments.replay(kept[1], sampler=sampler)
+    # A file does not choose what this process calls or imports.
+    with pytest.raises(tinsmith.ConfigurationError, match="which a file does not choose"):
+        client.environments.replay(kept[1], sampler=sampler)
+    forged = replace(kept[1], origin=replace(kept[1].origin, environment=places.file))
+    with pytest.raises(tinsmith.ConfigurationError, match="which a file does not choose"):
+        client.environments.replay(forged, sampler=sampler)
+    replay = client.environments.replay(kept[1], sampler=sampler, environment=named)
     assert (replay.is_bit_equal, replay.reward) == (True, kept[1].reward)
     assert client.environments.replay(kept[0], sampler=sampler).is_bit_equal
 

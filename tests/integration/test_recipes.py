@@ -201,8 +201,14 @@ def test_own_files_conversations_and_problems(embedded: Deployment, tmp_path: Pa
         pytest.param(
             rl,
             {"environment": "nosuch"},
-            "no environment nosuch is served; give environment= one of .*guessing",
+            "environment is 'nosuch', and no environment of this name .*guessing",
             id="environment",
+        ),
+        pytest.param(
+            rl,
+            {"validation_environment": "guessing"},
+            "validation_environment belongs to environment=",
+            id="validation-environment",
         ),
         pytest.param(supervised, {"base_model": "nosuch"}, "MODEL_NOT_FOUND", id="s-model"),
         pytest.param(rl, {"base_model": "nosuch"}, "MODEL_NOT_FOUND", id="rl-model"),

@@ -156,11 +156,11 @@ def decided_statuses(
         if item is None or key in decisions.preempt or key in decisions.released:
             continue
         status = changed.get(key, item.status)
-        if status.waiting_for != sentence:
-            changed[key] = replace(status, waiting_for=sentence)
-            if isinstance(item, Job) and status.assigned_time is None:
-                is_unfit = key in decisions.unfit
-                changed[key] = wait_for_nodes(changed[key], sentence, now, is_unfit=is_unfit)
+        told = replace(status, waiting_for=sentence)
+        if isinstance(item, Job) and status.assigned_time is None:
+            told = wait_for_nodes(told, sentence, now, is_unfit=key in decisions.unfit)
+        if told != status:
+            changed[key] = told
     return changed
 
 

@@ -24,8 +24,8 @@ ResultT = TypeVar("ResultT")
 
 MAX_THREADS = 64
 """Works of all projects at once; more wait."""
-MAX_SMALL_TEXT_BYTES = 2**18
-"""A request with more of text is a large one."""
+MAX_SMALL_TEXT = 2**18
+"""A request with more characters of text is a large one."""
 MAX_LARGE_TEXTS = 2
 """Large requests whose texts become tokens at once."""
 
@@ -34,11 +34,12 @@ class ProjectThreads:
     """Runs the work of requests in threads, a few of each project at a time.
 
     Args:
-        max_of_project: Works of one project at once; half the cores if it is left out, but two.
+        max_of_project: Works of one project at once; half the cores that this process may use if
+            it is left out, and from 2 to 8.
     """
 
     def __init__(self, max_of_project: int | None = None) -> None:
-        self._max_of_project = max_of_project or max(2, (os.cpu_count() or 1) // 2)
+        self._max_of_project = max_of_project or _default_of_project()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="of-project")
         # Threads of their own use again the memory that the one before them used.
         self._text_threads = ThreadPoolExecutor(MAX_LARGE_TEXTS, thread_name_prefix="large-text")
@@ -60,21 +61,25 @@ class ProjectThreads:
             return await _run_in(self._threads, work, *args)
 
     async def run_texts(
-        self, project: str, num_bytes: int, work: Callable[..., ResultT], *args: Any
+        self, project: str, num_text: int, work: Callable[..., ResultT], *args: Any
     ) -> ResultT:
         """Return what work makes of texts; the large ones of all projects take turns.
 
         Args:
             project: Whose texts they are.
-            num_bytes: Size of the request that they came in.
+            num_text: Characters of those of a request.
             work: Encodes the texts.
             args: Of the work.
         """
-        if num_bytes <= MAX_SMALL_TEXT_BYTES:
+        if num_text <= MAX_SMALL_TEXT:
             return await self.run(project, work, *args)
         lock = self._text_places.setdefault(project, asyncio.Lock())
         async with lock, self._large_texts:
             return await _run_in(self._text_threads, work, *args)
+
+
+def _default_of_project() -> int:
+    return min(MAX_THREADS // 8, max(2, len(os.sched_getaffinity(0)) // 2))
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[..., ResultT], *args: Any) -> ResultT:

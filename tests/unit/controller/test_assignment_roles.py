@@ -11,7 +11,7 @@ from tests.unit.controller.cluster_in_memory import NAMESPACE
 from tests.unit.controller.manifests_as_written import deployment, manifest, schema, told
 from tests.unit.controller.process_in_memory import status_of
 
-from tinsmith_controller.assignment.types import Decisions, PodRequest, Taint, Workload
+from tinsmith_controller.assignment.types import Decisions, Node, PodRequest, Taint, Workload
 from tinsmith_jobs.spec import Rules, Toleration
 
 SPOT = Taint("spot", "true")
@@ -157,3 +157,31 @@ def test_the_schema_has_nodes_by_role(plural: str) -> None:
     scheduling = spec["scheduling"]["properties"]
     assert fields["tolerations"]["items"] == scheduling["tolerations"]["items"]
     assert fields["nodeSelector"]["additionalProperties"] == {"type": "string", "maxLength": 63}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_lasting"),
+    [
+        pytest.param([node("n0", 1)], True, id="too-small"),
+        pytest.param([node("n0", 8, is_ready=False)], False, id="not-ready"),
+        pytest.param([node("n0", 8, is_cordoned=True)], False, id="cordoned"),
+        pytest.param([node("n0", 1), node("n1", 8, is_ready=False)], False, id="the-large-one"),
+    ],
+)
+def test_a_node_that_may_come_back_is_no_reason_to_change_a_job(
+    nodes: list[Node], is_lasting: bool
+) -> None:
+    found = decided([gang("j", {"trainer": 8}, {})], nodes)
+
+    assert not found.assign
+    assert (key("j") in found.unfit) is is_lasting
+
+
+def test_tolerations_are_those_of_one_node_and_of_no_ill_one() -> None:
+    ill = Taint("node.kubernetes.io/disk-pressure")
+    nodes = [node("n0", 8, taints=(SPOT, Taint("team", "a"))), node("n1", 8, taints=(SPOT,))]
+    nodes.append(node("n2", 8, taints=(ill,)))
+
+    found = decided([gang("j", {"trainer": 8}, {})], nodes)
+
+    assert found.waiting[key("j")].endswith("tolerations of spot=true would do")

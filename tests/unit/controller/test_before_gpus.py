@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ from tests.unit.controller.manifests_as_written import CUSTOM, deployment, manif
 from tests.unit.controller.process_in_memory import Process, status_of
 
 from tinsmith_jobs.model_memory import least_gpu_bytes
+from tinsmith_jobs.plan.image_pulls import unpulled, with_image_pulls
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Observed, PodView
 from tinsmith_jobs.spec_codec import decode_job
+from tinsmith_jobs.status import Assignment, Failure, Progress, Status
 
 GIB = 2**30
 LARGE = 'model: {name: qwen3-32b, source: "hf://Qwen/Qwen3-32B"}'
@@ -156,6 +162,54 @@ def test_an_image_that_cannot_be_pulled_is_told_and_gives_the_gpus_back(tmp_path
     assert sentence.endswith("(ImagePullBackOff: manifest unknown)")
     assert status_of(world, "a")["failure"]["reason"] == "ImagePullFailed"
     assert not world.assigned()
+
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ROLES = {"trainer": {}, "sampler": {}}
+MODEL = {"name": "m", "source": "hf://team/own"}
+JOB = decode_job("a", {"model": MODEL, "method": {"type": "supervised"}, "roles": ROLES})
+HELD = Status(assignments=tuple(Assignment(f"a-{role}-0", role, 0, "n0", 1, 1) for role in ROLES))
+
+
+def looked_at(status: Status, seconds: float, *without: str) -> tuple[Status, Failure | None]:
+    """Return the status after a look at which some roles lack their image, and the failure."""
+    pods = {
+        f"a-{role}-0": PodView(
+            f"a-{role}-0", role, role, 0, unpulled_image=IMAGE if role in without else ""
+        )
+        for role in ROLES
+    }
+    now = NOW + datetime.timedelta(seconds=seconds)
+    status, _ = with_image_pulls(JOB, status, Observed(pods=pods), now)
+    return status, unpulled(status, Observed(pods=pods), now, Limits())
+
+
+def test_the_time_of_an_image_begins_anew_with_another_pod() -> None:
+    status, _ = looked_at(HELD, 0, "trainer")
+    status, failure = looked_at(status, 590, "sampler")
+    assert failure is None
+    status, failure = looked_at(status, 1180, "sampler")
+    assert failure is None, "the sampler has lacked its image for 590 s"
+    _, failure = looked_at(status, 1190, "sampler")
+    assert failure is not None
+    assert failure.message.startswith("for 600 s, sampler 0 cannot pull")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param({"progress": Progress(7, 20, "run-1", NOW, {})}, id="trained"),
+        pytest.param({"endpoint": "http://gateway"}, id="serving"),
+    ],
+)
+def test_a_job_that_has_begun_waits_for_its_registry(begun: dict[str, Any]) -> None:
+    status, _ = looked_at(replace(HELD, **begun), 0, "trainer")
+    status, failure = looked_at(status, 10_000, "trainer")
+
+    assert failure is None
+    found = status.condition("ImageUnavailable")
+    assert found is not None
+    assert found.is_true
 
 
 def test_an_image_that_comes_in_time_is_told_too(tmp_path: Path) -> None:

@@ -267,6 +267,9 @@ async def test_a_sandbox_works_in_a_worker(pool: WorkerPool) -> None:
 async def test_workers_have_users_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' own interpreter may be closed to other users; the system's finds their packages.
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    version = ".".join(map(str, sys.version_info[:2]))
+    if Path("/usr/bin/python3").resolve().name != f"python{version}":
+        pytest.skip(f"the system's Python is not {version}, whose packages are installed")
     packages = [path for path in sys.path if not path.startswith(sys.base_prefix)]
     pool = WorkerPool(
         num_workers=2,

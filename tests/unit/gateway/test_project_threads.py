@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,11 +13,11 @@ from tests.support.wait import eventually
 
 from tinsmith_gateway.project_threads import (
     MAX_LARGE_TEXTS,
-    MAX_SMALL_TEXT_BYTES,
+    MAX_SMALL_TEXT,
     ProjectThreads,
 )
 
-LARGE = MAX_SMALL_TEXT_BYTES + 1
+LARGE = MAX_SMALL_TEXT + 1
 
 
 class Works:
@@ -55,7 +56,7 @@ async def test_projects_take_turns_and_small_texts_wait_for_nobody() -> None:
     assert MAX_LARGE_TEXTS == 2
     await works.wait_begun("a1", "b1")
     works.end("small")
-    assert await threads.run_texts("a", MAX_SMALL_TEXT_BYTES, works.make("small")) == "small"
+    assert await threads.run_texts("a", MAX_SMALL_TEXT, works.make("small")) == "small"
     assert works.begun[-1] == "small"
     works.end("a1")
     await works.wait_begun("a1", "b1", "small", "c1")
@@ -95,11 +96,15 @@ async def test_one_that_gives_up_before_its_turn_takes_none() -> None:
     assert works.begun == ["first", "last"]
 
 
-async def test_a_project_with_much_work_keeps_nobody_waiting() -> None:
-    threads, works = ProjectThreads(2), Works()
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 2), (2, 2), (8, 4), (256, 8)])
+async def test_a_project_has_a_part_of_the_threads_on_any_machine(
+    num_cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    threads, works = ProjectThreads(), Works()
     names = [f"a{number}" for number in range(200)]
     tasks = [asyncio.create_task(threads.run("a", works.make(name))) for name in names]
-    await works.wait_begun("a0", "a1")
+    await works.wait_begun(*names[:expected])
     works.end("b")
     assert await threads.run("b", works.make("b")) == "b"
     works.end(*names)

@@ -122,6 +122,9 @@ def replay_rollout(
     checkpoint: Annotated[str, typer.Option(help="Checkpoint that plays instead.")] = "",
     run: Annotated[str, typer.Option(help="Run whose newest weights play instead.")] = "",
     base_model: Annotated[str, typer.Option(help="Base model that plays instead.")] = "",
+    environment: Annotated[
+        str, typer.Option(help="What plays instead of the environment that the record names.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Play an episode again by its seed, and say whether its tokens are the same.
@@ -140,7 +143,9 @@ def replay_rollout(
         }
     with connect("tinsmith rollouts replay") as client:
         sampler = client.create_sampler(**source)
-        replay = client.environments.replay(record, sampler=sampler)
+        replay = client.environments.replay(
+            record, sampler=sampler, environment=environment or None
+        )
         models = {model.base_model: model.exactness for model in client.list_models()}
     if as_json:
         same = {"is_same": replay.is_same, "is_bit_equal": replay.is_bit_equal}

@@ -95,8 +95,9 @@ def choose_served(
         return replace(named, name=name)
     own = [name for name, is_builtin in served.items() if not is_builtin]
     if len(own) != 1:
+        what = "which of those served is meant is not said" if served else "where none is served"
         raise ConfigurationError(
-            f"{setting} is {named.given!r}, where several are served: {known}",
+            f"{setting} is {named.given!r}, {what}; there are: {known}",
             remedy=f"name one of them: {named.given.rstrip('/')}/NAME",
         )
     [name] = own

@@ -171,6 +171,11 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
         raise ConfigurationError(
             "a reward or an environment has no pupil to imitate", remedy="set num_imitation_steps=0"
         )
+    for name in ("validation_environment", "validation_config"):
+        if getattr(config, name) and not config.environment:
+            raise ConfigurationError(
+                f"{name} belongs to environment=, which is not given", remedy=f"leave {name} out"
+            )
     if config.reward:
         rewarded = RewardedData(config)
         return lambda sampler, keeper: rewarded.source(

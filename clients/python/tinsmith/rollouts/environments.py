@@ -126,7 +126,9 @@ class PlayableEnvironments(PlayCalls):
             )
         )
 
-    def replay(self, record: EpisodeRecord, *, sampler: Sampler) -> Replay:
+    def replay(
+        self, record: EpisodeRecord, *, sampler: Sampler, environment: AnyEnvironment | None = None
+    ) -> Replay:
         """Play a recorded episode again, and compare it token by token.
 
         An episode of a served environment is played anew from its seed. Of other episodes, whose
@@ -135,6 +137,9 @@ class PlayableEnvironments(PlayCalls):
         Args:
             record: The episode, of `tinsmith.rollouts.records.read_records`.
             sampler: Of the weights that played it.
+            environment: What plays instead of the served environment that the record names. A
+                record that names an address needs it: a file does not choose what this process
+                calls.
 
         Returns:
             Where the two part, and which weights sampled each.
@@ -148,8 +153,14 @@ class PlayableEnvironments(PlayCalls):
             >>> [record] = read_records("played.jsonl")
             >>> client.environments.replay(record, sampler=sampler).is_same
         """
-        return self._core.background.call(self._replay(record, sampler=sampler))
+        return self._core.background.call(
+            self._replay(record, sampler=sampler, environment=environment)
+        )
 
-    async def replay_async(self, record: EpisodeRecord, *, sampler: Sampler) -> Replay:
+    async def replay_async(
+        self, record: EpisodeRecord, *, sampler: Sampler, environment: AnyEnvironment | None = None
+    ) -> Replay:
         """Do as `replay`, without blocking."""
-        return await self._core.background.acall(self._replay(record, sampler=sampler))
+        return await self._core.background.acall(
+            self._replay(record, sampler=sampler, environment=environment)
+        )

@@ -171,7 +171,13 @@ class PlayCalls(EnvironmentClient):
         return result
 
     @call
-    async def _replay(self, record: EpisodeRecord, *, sampler: Sampler) -> Replay:
+    async def _replay(
+        self,
+        record: EpisodeRecord,
+        *,
+        sampler: Sampler,
+        environment: AnyEnvironment | None = None,
+    ) -> Replay:
         """Play a recorded episode again, and compare it token by token.
 
         An episode of a served environment is played anew from its seed. Of other episodes, whose
@@ -180,6 +186,9 @@ class PlayCalls(EnvironmentClient):
         Args:
             record: The episode, of `tinsmith.rollouts.records.read_records`.
             sampler: Of the weights that played it.
+            environment: What plays instead of the served environment that the record names. A
+                record that names an address needs it: a file does not choose what this process
+                calls.
 
         Returns:
             Where the two part, and which weights sampled each.
@@ -201,7 +210,10 @@ class PlayCalls(EnvironmentClient):
         config, params = rollout_config(record), sampling_params(record)
         runner = await self._runner(sampler, draw, config, params)
         task = EnvironmentTask(origin.environment_seed or 0, origin.environment_config)
-        named = await self._find(origin.environment, setting="the record's environment")
+        named = await self._find(
+            _served_name(origin.environment) if environment is None else environment,
+            setting="the record's environment" if environment is None else "environment",
+        )
         create = partial(self._instance, named, STEP_TIMEOUT_S, task)
         played = await runner.run(create, episode_key=record.episode)
         if played.reason.is_infrastructure:
@@ -241,3 +253,13 @@ class PlayCalls(EnvironmentClient):
         if tokenizer is None:
             tokenizer = self._tokenizers[key] = await self._core.get_tokenizer(*key)
         return tokenizer
+
+
+def _served_name(word: str) -> str:
+    """Return a record's environment, if it is the name of a served one."""
+    if ":" in word:
+        raise ConfigurationError(
+            f"the record was played on {word!r}, which a file does not choose",
+            remedy="give environment= (--environment), if you trust what it names",
+        )
+    return word

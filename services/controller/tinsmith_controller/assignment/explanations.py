@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ from tinsmith_jobs.spec import Rules
 
 _GIB = 2**30
 _MOST_NAMES = 3
+_OF_KUBERNETES = ("node.kubernetes.io/", "node-role.kubernetes.io/", "node.cloudprovider.")
 _STATES = (
     (Obstacle.CORDON, "{} cordoned"),
     (Obstacle.NOT_READY, "{} not ready"),
@@ -200,11 +201,23 @@ def _explain_nodes_of(group: Group, cluster: Cluster) -> str | None:
         counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
         states = [text.format(counts[state]) for state, text in _STATES if counts[state]]
         nodes = [cluster.nodes[i] for i in np.flatnonzero(left & obstacles[Obstacle.TAINT])]
-        taints = sorted({_show(t) for node in nodes for t in repelling(node.taints, rules)})
+        taints = _fewest_taints(nodes, rules)
         if taints:
             states.append(f"tolerations of {join(taints[:_MOST_NAMES])} would do")
         return f"none of the {int(left.sum())} nodes {of}can be used: {', '.join(states)}"
     return None
+
+
+def _fewest_taints(nodes: Iterable[Node], rules: Rules) -> list[str]:
+    """Return the taints of the node that is kept closed by the fewest that authors may tolerate."""
+    found = [repelling(node.taints, rules) for node in nodes]
+    # Kubernetes sets these on nodes that are ill, or run the cluster itself.
+    open_ones = [
+        sorted(map(_show, taints))
+        for taints in found
+        if not any(taint.key.startswith(_OF_KUBERNETES) for taint in taints)
+    ]
+    return min(open_ones, key=lambda each: (len(each), each), default=[])
 
 
 def _explain_never(workload: Workload, gang: Gang, empty: Room, cluster: Cluster) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_controller.assignment.types import Node, Taint
+from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Rules, Toleration
 
 # `PreferNoSchedule` only asks for something else if there is; it keeps no pod away.
@@ -32,6 +33,11 @@ class Obstacle(enum.Enum):
 
 class Described(Protocol):
     """What a node says of itself."""
+
+    @property
+    def allocatable(self) -> Resources:
+        """What pods may ask of it in all."""
+        ...
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -123,7 +129,9 @@ def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> 
         found.append(no_product(products, nodes))
     if has_gpus and not any(node.gpu_memory_gib >= rules.min_gpu_memory_gib for node in nodes):
         found.append(no_memory(rules.min_gpu_memory_gib, nodes))
-    if has_gpus and not any(_holds(node, rules.least_gpu_bytes) for node in nodes):
+    # Without GPUs no node is too small.
+    with_gpus = [node for node in nodes if node.allocatable.gpus] if has_gpus else []
+    if with_gpus and not any(_holds(node, rules.least_gpu_bytes) for node in with_gpus):
         found.append(no_model(rules.least_gpu_bytes, nodes))
     labels = rules.node_selector.items()
     if not any(all(node.labels.get(key) == value for key, value in labels) for node in nodes):

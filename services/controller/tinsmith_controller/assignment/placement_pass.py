@@ -27,6 +27,7 @@ from tinsmith_controller.assignment.gang_placement import (
     place_soonest,
     prepare,
 )
+from tinsmith_controller.assignment.node_filters import Obstacle
 from tinsmith_controller.assignment.ordering import Order, Tier, rank, tier
 from tinsmith_controller.assignment.quotas import Quotas
 from tinsmith_controller.assignment.types import (
@@ -103,7 +104,8 @@ class PlacementPass:
                     placed = workload.placed + self._assign[workload.key][-len(pods) :]
                     workload = dataclasses.replace(workload, placed=placed)
         waiting = {key: self._explain(*found) for key, found in self._verdicts.items()}
-        unfit = frozenset(key for key, found in self._verdicts.items() if _is_lasting(found[1]))
+        verdicts = self._verdicts.items()
+        unfit = frozenset(key for key, (_, verdict) in verdicts if self._is_lasting(verdict))
         return Decisions(self._assign, self._preempt, waiting, unfit=unfit)
 
     def _explain(self, workload: Workload, verdict: Verdict) -> str:
@@ -348,9 +350,16 @@ class PlacementPass:
         ending = tuple(w.key for w in self._releasing if any(p.node in names for p in w.placed))
         return Releasing(ending or tuple(w.key for w in self._releasing), is_preempted=False)
 
-
-def _is_lasting(verdict: Verdict) -> bool:
-    """Whether a workload would wait even if no other job ran."""
-    return isinstance(verdict, NoNode) or (
-        isinstance(verdict, NoRoom) and verdict.empty is not None
-    )
+    def _is_lasting(self, verdict: Verdict) -> bool:
+        """Whether a workload would wait even if no other job ran, and all nodes were in use."""
+        if isinstance(verdict, NoNode):
+            groups: Sequence[Group] = (verdict.pods,)
+        elif isinstance(verdict, NoRoom) and verdict.empty is not None:
+            groups = verdict.gang.groups
+        else:
+            return False
+        for group in groups:
+            found = self._cluster.obstacles(group.rules, has_gpus=bool(group.amounts[GPUS] > 0))
+            if (found[Obstacle.CORDON] | found[Obstacle.NOT_READY]).any():
+                return False
+        return True

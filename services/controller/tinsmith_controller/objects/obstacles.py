@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tinsmith_controller.assignment.node_filters import unmet_rules
 from tinsmith_controller.assignment.types import QueueConfig
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
+from tinsmith_jobs.model_memory import least_gpu_bytes
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.spec import JobSpec
 
@@ -36,10 +38,12 @@ def obstacle_of(
         if names and scheduling.queue not in names:
             found.append(f"queue {scheduling.queue} does not exist; there are {', '.join(names)}")
     if any(role.is_placed and role.replicas for role in item.spec.roles):
-        has_gpus = any(role.gpus and role.replicas for role in item.spec.roles)
         nodes = list(stores.nodes())
         for role in item.spec.roles:
-            found += unmet_rules(nodes, scheduling.rules_for(role), has_gpus=has_gpus)
+            if role.replicas:
+                rules = scheduling.rules_for(role)
+                rules = replace(rules, least_gpu_bytes=least_gpu_bytes(item.spec, role))
+                found += unmet_rules(nodes, rules, has_gpus=bool(role.gpus))
     return "; ".join(dict.fromkeys(found))
 
 

@@ -217,6 +217,14 @@ class Message(pydantic.BaseModel):
     role: str
     content: str | List[dict[str, Any]] | None = None
 
+    @property
+    def num_of_pictures(self) -> int:
+        """Characters of its pictures."""
+        parts = self.content if isinstance(self.content, list) else ()
+        images = [part.get("image_url") for part in parts if part.get("type") == "image_url"]
+        urls = [each.get("url") if isinstance(each, dict) else each for each in images]
+        return sum(len(url) for url in urls if isinstance(url, str))
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the message as it was sent."""
         return self.model_dump(exclude_unset=True)
@@ -405,6 +413,11 @@ class CompletionBody(SamplingBody):
         if isinstance(self.prompt[0], int):
             return [[token for token in self.prompt if isinstance(token, int)]]
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    @property
+    def num_text(self) -> int:
+        """Characters of the prompts that are text."""
+        return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
 
     def check_offered(self) -> None:
         """Refuse what is not offered."""

@@ -53,7 +53,8 @@ class ChatCompletion:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
-        self._num_bytes = len(call.body)
+        # Pictures stand in the body as text, and become no tokens of text.
+        self._num_text = len(call.body) - sum(each.num_of_pictures for each in body.messages)
         self._body = body
         self._shows_cut_calls = shows_cut_calls
         self._call_id = call_id_of(call)
@@ -174,7 +175,7 @@ class ChatCompletion:
             variables=body.chat_template_kwargs,
         )
         prompt = await self._calls.tokenize(
-            target, self._num_bytes, render, conversation, target.tokenizer
+            target, self._num_text, render, conversation, target.tokenizer
         )
         self.num_prompt = len(prompt.tokens)
         self._admission.add_tokens(self.num_prompt)

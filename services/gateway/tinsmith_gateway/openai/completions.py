@@ -73,7 +73,6 @@ class _Completion:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
-        self._num_bytes = len(call.body)
         self._body = body
         self._call_id = call_id_of(call)
         self.answered_by = AnsweredBy()
@@ -88,7 +87,7 @@ class _Completion:
     async def whole(self) -> dict[str, Any]:
         """Return the completions once they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await self._calls.tokenize(target, self._num_bytes, self._prepare, target)
+            parts = await self._calls.tokenize(target, self._body.num_text, self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             places = asyncio.Semaphore(_MAX_CONCURRENT_PROMPTS)
             tasks = [asyncio.create_task(self._draw(target, part, places)) for part in parts]
@@ -109,7 +108,7 @@ class _Completion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the completions as they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await self._calls.tokenize(target, self._num_bytes, self._prepare, target)
+            parts = await self._calls.tokenize(target, self._body.num_text, self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             totals = _Totals()
             streams = [self._stream(target, part, totals) for part in parts]

@@ -119,13 +119,13 @@ class ModelCalls:
         self._episode_handles: dict[str, Handle] = {}
 
     async def tokenize(
-        self, target: Target, num_bytes: int, work: Callable[..., ResultT], *args: Any
+        self, target: Target, num_text: int, work: Callable[..., ResultT], *args: Any
     ) -> ResultT:
         """Return what work makes of a request's texts; large ones wait for their turn.
 
         Args:
             target: Whose tokenizer it uses.
-            num_bytes: Size of the request's body.
+            num_text: Characters of them all.
             work: Encodes texts, aside from other requests.
             args: Of the work.
         """
@@ -133,7 +133,7 @@ class ModelCalls:
             # It has a process of its own, with a bound of memory and one text at a time.
             return await target.tokenizer.aside(work, *args)
         return await self._services.threads.run_texts(
-            target.credential.caller.project, num_bytes, work, *args
+            target.credential.caller.project, num_text, work, *args
         )
 
     async def aside(self, target: Target, work: Callable[..., ResultT], *args: Any) -> ResultT:

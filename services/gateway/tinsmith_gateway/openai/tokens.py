@@ -79,7 +79,7 @@ async def tokenize(calls: ModelCalls, models: ModelList, call: Call) -> Response
         else:
             adds = body.add_special_tokens is not False
             tokens = await calls.tokenize(
-                target, len(call.body), _encode, target.tokenizer, body.prompt, adds
+                target, len(body.prompt), _encode, target.tokenizer, body.prompt, adds
             )
         texts = None
         if body.return_token_strs:

@@ -29,6 +29,11 @@ def with_image_pulls(
         )
         return pulled, None
     message = _sentence(spec, pod)
+    if old is not None and old.is_true and old.message != message:
+        # Another pod or image: its time begins now.
+        status = status.with_condition(
+            conditions.IMAGE_UNAVAILABLE, False, conditions.IMAGE_PULLED, "images are there", now
+        )
     status = status.with_condition(
         conditions.IMAGE_UNAVAILABLE, True, conditions.IMAGE_PULL_FAILED, message, now
     )
@@ -40,7 +45,12 @@ def with_image_pulls(
 def unpulled(
     status: Status, observed: Observed, now: datetime.datetime, limits: Limits
 ) -> Failure | None:
-    """Return the failure of a job that has held nodes for too long without an image."""
+    """Return the failure of a job that has held nodes for too long without an image.
+
+    One that has trained or served waits: the image was there, and its registry may come back.
+    """
+    if status.progress is not None or status.endpoint:
+        return None
     pod, found = _waiting(status, observed), status.condition(conditions.IMAGE_UNAVAILABLE)
     if pod is None or found is None or not found.is_true:
         return None
