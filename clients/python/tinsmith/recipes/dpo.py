@@ -81,6 +81,10 @@ class Config:
     seed: int = 0
     eval_every: int = 0
     """Steps between held-out scores; 0: before and after only."""
+    evaluators: str = ""
+    rare_evaluators: str = ""
+    rare_eval_every: int = 0
+    evaluator_timeout_s: float = 1800.0
     save_every: int = 50
     log_to: str = ""
     """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""

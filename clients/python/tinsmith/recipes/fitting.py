@@ -14,7 +14,9 @@ from typing import Any, Protocol
 from rich.text import Text
 
 from tinsmith.client import Client
+from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experiment.curves import Curve
+from tinsmith.recipes.experiment.evaluators import EvaluatorConfig, Evaluators
 from tinsmith.recipes.experiment.experiment import SAMPLES_FILE, Experiment, RunConfig
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
@@ -25,11 +27,11 @@ from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example
 from tinsmith.sampling.sampler import Sampler
 
 
-class FitConfig(RunConfig, LoopConfig, Protocol):
+class FitConfig(RunConfig, LoopConfig, EvaluatorConfig, Protocol):
     """The settings that such a recipe has."""
 
     @property
-    def num_steps(self) -> int: ...  # noqa: D102 - both have it.
+    def num_steps(self) -> int: ...  # noqa: D102 - all have it.
 
 
 class HeldOut(Protocol):
@@ -85,11 +87,16 @@ def fit(
         note: What to say at the beginning.
 
     Raises:
-        ConfigurationError: If `output_dir` holds another experiment.
+        ConfigurationError: If `output_dir` holds another experiment, or an evaluator cannot be had.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     # Logs of jobs hold no prompts and no answers, and variants of a sweep have the same data.
     is_at_a_desk = observer is None
+    evaluators = Evaluators(config)
+    if evaluators and observer is not None and not observer.has_sampler:
+        raise ConfigurationError(
+            "evaluators sample, and there is no sampler", remedy="give the job a sampler"
+        )
     with Experiment(recipe, config, observer) as experiment:
         if experiment.summary is not None:
             summary = _read_summary(experiment.summary)
@@ -111,6 +118,15 @@ def fit(
                 log.say(f"after step {num_done}, {example.prompt!r} -> {example.completion!r}")
             return found
 
+        def is_held_out_due(num_done: int) -> bool:
+            """Whether what was held out is scored on the way; at the end it is in any case."""
+            is_time = config.eval_every and num_done % config.eval_every == 0
+            return bool(is_time) and num_done < config.num_steps
+
+        def look(num_done: int) -> dict[str, float]:
+            found = score(num_done).metrics if is_held_out_due(num_done) else {}
+            return {**found, **evaluators.run(num_done, progress.run, log.say)}
+
         with log, progress.explained(log.say):
             log.say_begin(
                 progress.describe(),
@@ -122,7 +138,12 @@ def fit(
             before = Evaluation(progress.once("before", lambda: score(0).metrics))
             log.note_scores(0, before.metrics)
             train_ahead(
-                config, progress, log, make_submit(progress), lambda step: score(step).metrics
+                config,
+                progress,
+                log,
+                make_submit(progress),
+                lambda step: is_held_out_due(step) or evaluators.are_due(step),
+                look,
             )
             checkpoint = progress.save(progress.last_step, config.checkpoint)
             after = score(progress.last_step)

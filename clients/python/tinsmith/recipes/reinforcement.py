@@ -21,6 +21,7 @@ from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experience import Scores, Source
 from tinsmith.recipes.experiment.curves import Curve
+from tinsmith.recipes.experiment.evaluators import EvaluatorConfig, Evaluators
 from tinsmith.recipes.experiment.experiment import LAST_SCORES_FILE, Experiment, RunConfig
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.json_files import write_json
@@ -49,15 +50,15 @@ BEFORE, WARM_START = "before", "warm_start"
 """Names of the scores that are taken once."""
 
 
-class LearningConfig(RunConfig, StepConfig, Protocol):
+class LearningConfig(RunConfig, StepConfig, EvaluatorConfig, Protocol):
     """The settings that the loop reads."""
 
+    @property
+    def num_steps(self) -> int: ...  # noqa: D102 - all have it.
     @property
     def num_imitation_steps(self) -> int: ...  # noqa: D102
     @property
     def imitation_learning_rate(self) -> float: ...  # noqa: D102
-    @property
-    def eval_every(self) -> int: ...  # noqa: D102
     @property
     def save_every(self) -> int: ...  # noqa: D102
 
@@ -120,7 +121,8 @@ def learn(
         What came out, for each policy of the source.
 
     Raises:
-        ConfigurationError: If `output_dir` holds another experiment, or settings disagree.
+        ConfigurationError: If `output_dir` holds another experiment, settings disagree, or an
+            evaluator cannot be had.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     if config.num_imitation_steps > config.num_steps:
@@ -129,6 +131,7 @@ def learn(
             f"{config.num_steps}",
             remedy="the warm start is part of the run: raise num_steps",
         )
+    evaluators = Evaluators(config)
     chosen = choose_rate(
         config.learning_rate, config.base_model, config.adapter, default=_MADE_MODELS_RATE
     )
@@ -152,7 +155,7 @@ def learn(
             log.say_begin(progress.describe(), *source.plan, *filter(None, [chosen.note]))
             before = _scored_once(BEFORE, source, progress, progress.first_step)
             log.note_scores(0, _named(source, [each.metrics for each in before]))
-            loop = _Loop(config, chosen.value, source, progress, log)
+            loop = _Loop(config, chosen.value, source, progress, log, evaluators)
             loop.train()
             checkpoints = [
                 *source.save(progress.last_step),
@@ -198,7 +201,9 @@ class _Loop:
         source: Source,
         progress: ResumableRun,
         log: RunLog,
+        evaluators: Evaluators,
     ) -> None:
+        self._evaluators = evaluators
         self._config = config
         self._learning_rate = learning_rate
         self._source = source
@@ -217,7 +222,7 @@ class _Loop:
                 with spans.block("step", {"tinsmith.step": step}, begins=True):
                     metrics = self._imitate(step) if is_warming else self._reinforce(step)
                 self._source.end_step(self._done)
-                metrics |= self._look()
+                metrics |= self._look() | self._evaluate()
                 self._log.add(step, metrics)
                 is_due = config.save_every and self._done % config.save_every == 0
                 if is_due and self._done < config.num_steps:
@@ -277,6 +282,13 @@ class _Loop:
         else:
             return {}
         return self._named([each.metrics for each in scores])
+
+    def _evaluate(self) -> dict[str, float]:
+        """Call the evaluators that are due, for each policy."""
+        if not self._evaluators.are_due(self._done):
+            return {}
+        say = self._log.say
+        return self._named([self._evaluators.run(self._done, run, say) for run in self._runs])
 
     def _save(self) -> None:
         self._source.save(self._done)

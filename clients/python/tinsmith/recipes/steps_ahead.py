@@ -25,8 +25,6 @@ class LoopConfig(Protocol):
     @property
     def num_steps(self) -> int: ...  # noqa: D102
     @property
-    def eval_every(self) -> int: ...  # noqa: D102
-    @property
     def save_every(self) -> int: ...  # noqa: D102
 
 
@@ -68,6 +66,7 @@ def train_ahead(
     progress: ResumableRun,
     log: RunLog,
     submit: Callable[[int], SentStep],
+    looks_after: Callable[[int], bool],
     look: Callable[[int], Mapping[str, float]],
 ) -> None:
     """Do the steps that are left.
@@ -77,7 +76,8 @@ def train_ahead(
         progress: The run and where it stands.
         log: Of the run.
         submit: Sends the step of a number, from 0.
-        look: Scores held-out data after so many steps; called every `eval_every` of them.
+        looks_after: Whether there is a look after so many steps.
+        look: Scores the weights after so many steps.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the state is saved.
@@ -97,13 +97,12 @@ def train_ahead(
                 in_flight.append((step, submit(step)))
                 step += 1
             finish(num_left=1)
-            if step == config.num_steps:
-                break
-            if config.eval_every and step % config.eval_every == 0:
+            if looks_after(step):
                 # The live weights are those after this step once its result is here.
                 in_flight[0][1].wait()
                 finish(num_left=0, found=look(step))
-            if config.save_every and step % config.save_every == 0:
+            is_last = step == config.num_steps
+            if config.save_every and step % config.save_every == 0 and not is_last:
                 progress.save(step)
         finish(num_left=0)
     except KeyboardInterrupt:

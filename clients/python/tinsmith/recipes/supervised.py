@@ -59,6 +59,10 @@ class Config:
     seed: int = 0
     eval_every: int = 0
     """Steps between held-out scores; 0: before and after only."""
+    evaluators: str = ""
+    rare_evaluators: str = ""
+    rare_eval_every: int = 0
+    evaluator_timeout_s: float = 1800.0
     save_every: int = 100
     max_tokens: int = 128
     """Longest answer to a held-out question of a file."""

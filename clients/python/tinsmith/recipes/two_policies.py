@@ -91,6 +91,10 @@ class Config:
     """Games of each against `validation_opponent` that are scored."""
     eval_every: int = 0
     """Steps between scores; 0: before and after only."""
+    evaluators: str = ""
+    rare_evaluators: str = ""
+    rare_eval_every: int = 0
+    evaluator_timeout_s: float = 1800.0
     save_every: int = 50
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""

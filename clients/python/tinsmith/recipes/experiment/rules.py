@@ -90,6 +90,8 @@ _RULES: Mapping[str, _Rule] = {
     "num_warmup_steps": _at_least(0),
     "save_every": _at_least(0),
     "eval_every": _at_least(0),
+    "rare_eval_every": _at_least(0),
+    "evaluator_timeout_s": _Rule(lambda value: value > 0, "a number of seconds above 0"),
     "seed": _at_least(0),
     "checkpoint": _Rule(is_valid_id, "an id: up to 63 letters, digits, '-', '_' and '.'"),
 }
@@ -107,6 +109,11 @@ _MEANINGS: Mapping[str, str] = {
     "batch_size": "Rows of a step.",
     "temperature": "Of what is sampled to be trained on.",
     "seed": "Decides what is drawn and sampled.",
+    "evaluators": "Functions of your own, `FILE.py:score` with commas between several, that are "
+    "called with a sampler of the live weights every `eval_every` steps and after the last.",
+    "rare_evaluators": "The same, every `rare_eval_every` steps and after the last.",
+    "rare_eval_every": "Steps between calls of `rare_evaluators`; 0: after the last only.",
+    "evaluator_timeout_s": "What a call of an evaluator may take.",
     "save_every": "Steps between saves; 0: at the end only.",
 }
 """Of settings that have no sentence below them in a recipe; a name means the same in all."""
