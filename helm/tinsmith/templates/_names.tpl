@@ -114,6 +114,16 @@ labels:
 {{- if not (or .Values.storage.uri .Values.s3.enabled) -}}
 {{- fail "no object store: set storage.uri to s3://bucket/prefix, or s3.enabled=true to try things out" -}}
 {{- end -}}
+{{- $isFile := hasPrefix "file://" .Values.storage.uri -}}
+{{- if and $isFile (not .Values.storage.persistentVolumeClaim) -}}
+{{- fail "storage.uri is a folder: name the claim that has it, in storage.persistentVolumeClaim" -}}
+{{- end -}}
+{{- if and .Values.storage.persistentVolumeClaim (not $isFile) -}}
+{{- fail "storage.persistentVolumeClaim is for shared files: set storage.uri to file:///storage, or leave the claim out" -}}
+{{- end -}}
+{{- if and $isFile (or .Values.storage.existingSecret .Values.storage.env) -}}
+{{- fail "storage.existingSecret and storage.env are of an S3 client: storage.uri is a folder, so leave them out" -}}
+{{- end -}}
 {{- if and .Values.s3.enabled (or .Values.storage.uri .Values.storage.env .Values.storage.existingSecret) -}}
 {{- fail "two object stores: s3.enabled makes one, so leave storage empty" -}}
 {{- end -}}

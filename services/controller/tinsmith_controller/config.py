@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tinsmith.names import is_valid_id
 from tinsmith_controller.pods.author_policy import AuthorPolicy
+from tinsmith_jobs.naming import POD_PATHS
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
@@ -52,6 +53,9 @@ class ControllerConfig(CertificateConfig):
     there is none."""
     storage_uri: str
     """Where checkpoints go."""
+    storage_claim_name: str = ""
+    """PersistentVolumeClaim, in each namespace of jobs, with the files of all of them, for a
+    `storage_uri` of `file:///storage` or below; empty for an object store."""
     pod_certificate_secrets: str = ""
     """Secrets `<this>-<role>` in each namespace of jobs, with `tls.crt`, `tls.key` and `ca.crt` of
     the pods of a role; empty where pods speak in clear."""
@@ -135,6 +139,14 @@ class ControllerConfig(CertificateConfig):
         if self.pod_key.startswith(POD_KEY_PREFIX):
             raise ConfigError(
                 "the controller derives keys of pods and jobs: pod_key must be the root secret"
+            )
+        path = PurePosixPath(self.storage_uri.removeprefix("file://"))
+        is_on_claim = path.is_relative_to(POD_PATHS["storage"]) and ".." not in path.parts
+        if self.storage_claim_name and not is_on_claim:
+            raise ConfigError(
+                f"storage_claim_name is {self.storage_claim_name}, which pods find at "
+                f"{POD_PATHS['storage']}: storage_uri must be file://{POD_PATHS['storage']} or "
+                f"below, got {self.storage_uri}"
             )
         projects = self.project_map()
         owned = [projects.get(namespace, namespace) for namespace in self.namespace_list()]

@@ -253,6 +253,7 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         certificate_secrets=config.pod_certificate_secrets,
         storage_uri=config.storage_uri,
         storage_secret=config.storage_secret_name,
+        storage_claim=config.storage_claim_name,
         image_repository=config.image_repository,
         image_tag=config.image_tag,
         trusted_images=config.trusted_image_list(),

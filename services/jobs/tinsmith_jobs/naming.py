@@ -39,11 +39,12 @@ POD_PATHS = {
     "shm": "/dev/shm",
     "job-data": "/job-data",
     "certificates": "/certificates",
+    "storage": "/storage",
 }
 """Where pods find the volumes of Tinsmith itself, by name. Other volumes are mounted elsewhere.
 
 `data` is what a pod keeps while it lives, `cache` what was fetched from a hub, and `certificates`
-what it shows to other pods.
+what it shows to other pods. `storage` is the deployment's claim with all checkpoints.
 """
 
 _LONGEST_READABLE = 48

@@ -45,7 +45,7 @@ PORTS = {
 WORKERS = {"job-trainer", "job-sampler", "job-environment", "job-coordinator"}
 ALLOWED = {
     "scheduler": {"gateway", "coordinator", "environment", "controller", "checkpoints", *WORKERS},
-    "gateway": {"job-driver", "job-worker"},
+    "gateway": {"job-driver", "job-worker", "test"},
     "coordinator": {"gateway"},
     "environment": {"gateway", "coordinator", "job-coordinator"},
     "checkpoints": {"scheduler", "gateway", "job-sampler"},
@@ -137,6 +137,9 @@ PROMETHEUS = Pod.of("monitoring", {"app": "prometheus"})
 def _cluster(values: dict[str, Any]) -> Cluster:
     manifests = render(values)
     pods = {t.component: Pod.of("tinsmith", t.labels) for t in pod_templates(manifests)}
+    for pod in of_kind(manifests, "Pod"):
+        labels = pod["metadata"]["labels"]
+        pods[labels[COMPONENT_LABEL]] = Pod.of(pod["metadata"]["namespace"], labels)
     for role in JOB_ROLES:
         pods[f"job-{role}"] = Pod.of("tinsmith-jobs", {COMPONENT_LABEL: role})
     return Cluster(of_kind(manifests, "NetworkPolicy"), pods)
@@ -176,7 +179,9 @@ def test_everybody_resolves_names(cluster: Cluster) -> None:
             assert cluster.leaves(pod, DNS, 53, "UDP")
 
 
-@pytest.mark.parametrize("pod", ["environment", "job-environment", "job-driver", "job-worker"])
+@pytest.mark.parametrize(
+    "pod", ["environment", "job-environment", "job-driver", "job-worker", "test"]
+)
 def test_code_of_tenants_has_no_way_out(cluster: Cluster, pod: str) -> None:
     for port in (80, 443, 5432, 6443):
         assert not cluster.leaves(cluster.pods[pod], OUTSIDE, port)

@@ -58,7 +58,10 @@ def test_pods_mount_nothing_of_the_host_and_bound_what_they_write(
         volumes = template.spec["volumes"]
         claims = template.owner["spec"].get("volumeClaimTemplates", [])
         for volume in volumes:
-            assert set(volume) - {"name"} <= {"emptyDir", "configMap", "secret"}, volume
+            kinds = {"emptyDir", "configMap", "secret"}
+            if template.component == "checkpoints":
+                kinds.add("persistentVolumeClaim")
+            assert set(volume) - {"name"} <= kinds, volume
             assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
         known = {v["name"] for v in volumes} | {c["metadata"]["name"] for c in claims}
         for container in template.containers:
@@ -281,6 +284,7 @@ def test_secrets_go_where_they_are_needed(manifests: list[Manifest]) -> None:
             assert set(_secrets_of(template.spec)) == wanted[template.component]
             for container in template.containers:
                 whole = [source["secretRef"]["name"] for source in container.get("envFrom", [])]
-                assert whole == (
-                    ["tinsmith-storage"] if template.component == "checkpoints" else []
+                reads_bucket = template.component == "checkpoints" and not any(
+                    "persistentVolumeClaim" in volume for volume in template.spec["volumes"]
                 )
+                assert whole == (["tinsmith-storage"] if reads_bucket else [])

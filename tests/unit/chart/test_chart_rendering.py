@@ -25,6 +25,7 @@ from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 
 EXTERNAL = load_values("external-values")
+FILES = load_values("files-values")
 TRIAL = load_values("trial-values")
 
 
@@ -51,6 +52,8 @@ def test_lint_has_no_warning(name: str) -> None:
         pytest.param({"s3": {"image": "x/y:latest"}}, "image", id="trial-image-latest"),
         pytest.param({"s3": {"image": "x/y"}}, "image", id="trial-image-without-tag"),
         pytest.param({"storage": {"uri": "gs://bucket"}}, "uri", id="other-store"),
+        pytest.param({"storage": {"uri": "file:///checkpoints"}}, "uri", id="folder-elsewhere"),
+        pytest.param({"storage": {"uri": "file:///storage/../etc"}}, "uri", id="folder-above"),
         pytest.param({"storage": {"env": {"PATH": "/"}}}, "PATH", id="other-variable"),
         pytest.param({"database": {"url": "mysql://db"}}, "url", id="other-database"),
         pytest.param({"database": {"port": 0}}, "port", id="no-port"),
@@ -99,6 +102,19 @@ def test_the_schema_refuses(changes: dict[str, Any], complaint: str) -> None:
         ),
         pytest.param(
             merge(EXTERNAL, {"database": {"url": "postgresql://x"}}), "two databases", id="2-urls"
+        ),
+        pytest.param(
+            merge(FILES, {"storage": {"persistentVolumeClaim": ""}}),
+            "name the claim",
+            id="no-claim",
+        ),
+        pytest.param(
+            merge(EXTERNAL, {"storage": {"persistentVolumeClaim": "a"}}),
+            "is for shared files",
+            id="claim-for-s3",
+        ),
+        pytest.param(
+            merge(FILES, {"storage": {"existingSecret": "a"}}), "of an S3 client", id="files-of-s3"
         ),
         pytest.param(
             merge(EXTERNAL, {"storage": {"env": {"AWS_REGION": "x"}}}), "exclude", id="2-secrets"

@@ -24,6 +24,8 @@ from tests.fakes.chart_harness import (
 
 from tinsmith_controller.assignment.queue_config import parse_queue_config
 from tinsmith_controller.assignment.types import QueueConfig, Share
+from tinsmith_controller.config import ControllerConfig
+from tinsmith_jobs.naming import POD_PATHS
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.pod.main import TERMINATION_LOG
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
@@ -238,8 +240,26 @@ def test_the_checkpoint_server_finds_what_jobs_saved_and_gets_no_runs(
     assert (config.worker_name, config.pool) == (FIELDS["metadata.name"], "")
     assert (config.models(), config.device) == ({}, "cpu")
     [template] = [t for t in pod_templates(manifests) if t.component == "checkpoints"]
-    [source] = template.containers[0]["envFrom"]
-    assert source == {"secretRef": {"name": controller["TINSMITH_STORAGE_SECRET_NAME"]}}
+    secret = controller["TINSMITH_STORAGE_SECRET_NAME"]
+    sources = [{"secretRef": {"name": secret}}] if secret else []
+    assert template.containers[0].get("envFrom", []) == sources
+
+
+def test_shared_files_are_mounted_where_checkpoints_are_read_and_written(tmp_path: Path) -> None:
+    manifests = render(load_values("files-values"))
+    [template] = [t for t in pod_templates(manifests) if t.component == "checkpoints"]
+    config = _load(manifests, "checkpoints", tmp_path)
+    controller = _load(manifests, "controller", tmp_path)
+    assert isinstance(controller, ControllerConfig)
+
+    assert config.storage_uri == controller.storage_uri == "file:///storage/tinsmith"
+    assert controller.storage_claim_name == "checkpoints"
+    claim = {"claimName": "checkpoints"}
+    assert {"name": "storage", "persistentVolumeClaim": claim} in template.spec["volumes"]
+    mounts = template.containers[0]["volumeMounts"]
+    assert {"name": "storage", "mountPath": POD_PATHS["storage"]} in mounts
+    others = [t for t in pod_templates(manifests) if t.component != "checkpoints"]
+    assert not any("persistentVolumeClaim" in v for t in others for v in t.spec["volumes"])
 
 
 def test_the_checkpoint_server_needs_no_secret_where_its_account_is_its_identity() -> None:

@@ -42,6 +42,8 @@ class Deployment:
             of pods; empty where they speak in clear.
         storage_uri: Where checkpoints go.
         storage_secret: Secret with the variables of an S3 client; empty if none are needed.
+        storage_claim: Claim, in each namespace of jobs, with the files of a `file://` store; empty
+            for an object store. No job may name it.
         image_repository: Images are `<repository>/<pod>:<tag>`.
         image_tag: Of all images.
         trusted_images: See `image_policy`.
@@ -64,6 +66,7 @@ class Deployment:
     storage_secret: str
     image_repository: str
     image_tag: str
+    storage_claim: str = ""
     trusted_images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
     protected_secrets: tuple[str, ...] = ()

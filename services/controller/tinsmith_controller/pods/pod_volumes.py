@@ -70,6 +70,10 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
             # torch's data exchange between the ranks of a pod, and versions of weights that vLLM
             # reads; the default is 64 MiB. It counts as memory of the pod, whose limit bounds it.
             volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+        has_own_store = isinstance(owner.spec, JobSpec) and owner.spec.checkpoint.uri
+        if deployment.storage_claim and not has_own_store:
+            is_reader = role.kind == SAMPLER
+            volumes.append(_claim("storage", deployment.storage_claim, is_read_only=is_reader))
     if role.kind == DRIVER and isinstance(owner.spec, JobSpec):
         data = owner.spec.data
         if data.config_map:

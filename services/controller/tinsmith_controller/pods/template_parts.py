@@ -97,6 +97,31 @@ def asked_secrets(role: Role) -> set[str]:
     }
 
 
+def check_claims(job: JobSpec, deployment: Deployment) -> str:
+    """Return why claims of a job may not be mounted; empty if they may.
+
+    The deployment's claim has the checkpoints of all projects.
+    """
+    models = (job.model, *(agent.model for agent in job.agents))
+    claims = {"spec.data.pvc": job.data.claim}
+    for model in filter(None, models):
+        is_claim = model.source.startswith("pvc://")
+        source = model.source.removeprefix("pvc://").partition("/")[0] if is_claim else ""
+        claims |= {f"source of the model {model.name}": source}
+        claims |= {f"cacheClaimName of the model {model.name}": model.cache_claim}
+    for role in job.roles:
+        for volume in role.template.volumes:
+            claim = str(volume.source.get("claimName", ""))
+            claims[f"volume {volume.name} of the {role.name}"] = claim
+    taken = [field for field, claim in claims.items() if claim == deployment.storage_claim]
+    if not taken or not deployment.storage_claim:
+        return ""
+    return (
+        f"{taken[0]} may not name the claim {deployment.storage_claim}, where the deployment keeps "
+        "the checkpoints of all projects; take a claim of your own"
+    )
+
+
 def check_sizes(job: JobSpec, deployment: Deployment) -> str:
     """Return why volumes of a job are too large for a node's disk; empty if they are not.
 
