@@ -52,8 +52,14 @@ class Player:
             tokens = self._endpoint.complete(episode.openai.api_key, prompt, max_tokens=3)
             said += tokens
             prompt = [*prompt, *tokens, 5, 6]
-        num_even = sum(token % 2 == 0 for token in said)
-        episode.end(tinsmith.WorkflowOutput(num_even / len(said), log_metrics={"even": num_even}))
+        evens = [token % 2 == 0 for token in said]
+        half = len(said) // 2
+        # A reward for each of the two calls.
+        rewards = [sum(part) / len(said) for part in (evens[:half], evens[half:])]
+        output = tinsmith.WorkflowOutput(
+            rewards, is_success=any(evens), log_metrics={"even": sum(evens), "reward": 7.0}
+        )
+        episode.end(output)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "full"])
@@ -79,12 +85,21 @@ def test_agents_play_and_the_recipe_trains(
         assert row["mismatch"] < 1e-3
         assert row["staleness"] == 0
         assert row["late"] == row["lost"] == 0
+        # What agents say of their episodes is in the row, and replaces nothing of the training.
+        assert row["environment/even"] == pytest.approx(6 * row["reward"], abs=1e-5)
+        assert row["environment/reward"] == 7.0
+        assert 0 < row["is_success"] <= 1
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
     kept = list(read_records(tmp_path / "rollouts" / "train-000002.jsonl"))
     mean = sum(record.reward for record in kept) / len(kept)
     # Metrics are written with six digits.
     assert mean == pytest.approx(rows[2]["reward"], abs=1e-6)
     assert {len(record.turns) for record in kept} == {2}
+    for record in kept:
+        sampled = [token for token, said in zip(record.tokens, record.mask, strict=True) if said]
+        evens = [sum(token % 2 == 0 for token in sampled[at : at + 3]) / 6 for at in (0, 3)]
+        assert record.rewards == pytest.approx(evens)
+        assert record.turns[-1].info["metrics"]["even"] == sum(evens) * 6
     assert {version for record in kept for version in record.versions} == {-1, 2}
     assert len(list(read_records(tmp_path / "rollouts" / "validation-000003.jsonl"))) == 3
 

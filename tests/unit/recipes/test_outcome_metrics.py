@@ -9,8 +9,8 @@ import pytest
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl
-from tinsmith.recipes.environment_source import outcome_metrics
-from tinsmith.recipes.experience import SourceConfig
+from tinsmith.recipes.environment_source import last_info
+from tinsmith.recipes.experience import SourceConfig, outcome_metrics
 from tinsmith.rollouts.trajectory import TerminationReason, Trajectory, Turn
 
 
@@ -25,7 +25,7 @@ def test_own_metrics_are_told_from_those_of_the_training() -> None:
         play({"is_success": False, "metrics": {"step": 4}}),
         play({}),
     ]
-    assert outcome_metrics(plays) == {
+    assert outcome_metrics(map(last_info, plays)) == {
         "environment/step": 3.0,
         "environment/reward": 0.5,
         "is_success": 0.5,
@@ -38,7 +38,7 @@ def test_what_is_no_finite_number_is_left_out() -> None:
         play({"metrics": {"a": 1.0, "d": math.inf}}),
         play({"metrics": "none"}),
     ]
-    assert outcome_metrics(plays) == {"environment/a": 1.0, "environment/d": 1.0}
+    assert outcome_metrics(map(last_info, plays)) == {"environment/a": 1.0, "environment/d": 1.0}
 
 
 def test_limits_of_an_episode_are_those_of_the_settings() -> None:

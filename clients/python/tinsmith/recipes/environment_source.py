@@ -7,7 +7,6 @@ whose turns are what a warm start imitates.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ import numpy as np
 from tinsmith.images import ImageRules
 from tinsmith.recipes.experience import (
     IS_SUCCESS,
-    METRICS,
     Experience,
     Scores,
     Source,
@@ -25,6 +23,7 @@ from tinsmith.recipes.experience import (
     answers_of,
     group_metrics,
     length_metrics,
+    outcome_metrics,
 )
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.scripted_sampler import ScriptedSampler
@@ -201,7 +200,7 @@ def group_experience(result: GroupResult[Any]) -> Experience:
         "replaced": float(result.report.num_replaced),
         "lost": float(result.report.num_lost),
         **length_metrics(answers_of(plays)),
-        **outcome_metrics(plays),
+        **outcome_metrics(map(last_info, plays)),
         **group_metrics(group.rewards for group in result.groups),
     }
     return Experience(sequences, len(rewards), _mean(rewards), metrics)
@@ -217,25 +216,6 @@ def group_scores(result: GroupResult[Any]) -> Scores:
         [_mean(group.rewards) for group in result.groups],
         [_mean([bool(each) for each in group]) for group in said] if is_said else [],
     )
-
-
-def outcome_metrics(plays: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean of `is_success` and of each of the `metrics` that episodes ended with.
-
-    Those have the prefix `environment/`, so none is taken for a figure of the training. What is no
-    finite number is left out.
-    """
-    found: dict[str, list[float]] = {}
-    for play in plays:
-        info = last_info(play)
-        own = info.get(METRICS)
-        figures = own if isinstance(own, Mapping) else {}
-        values = {f"environment/{name}": value for name, value in figures.items()}
-        values[IS_SUCCESS] = info.get(IS_SUCCESS)
-        for name, value in values.items():
-            if isinstance(value, bool | int | float) and math.isfinite(value):
-                found.setdefault(name, []).append(float(value))
-    return {name: _mean(values) for name, values in found.items()}
 
 
 def last_info(play: Trajectory) -> Mapping[str, Any]:

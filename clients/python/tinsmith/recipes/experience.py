@@ -7,9 +7,11 @@ their advantages. It scores what is never trained on, and it may have a teacher 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rollouts import DatumArrays, RolloutConfig, Trajectory
@@ -93,6 +95,27 @@ def group_metrics(groups: Iterable[Sequence[float]]) -> dict[str, float]:
         return {}
     num_dead = sum(spread == 0 for spread in spreads)
     return {"reward_spread": fmean(spreads), "dead_group_fraction": num_dead / len(spreads)}
+
+
+def outcome_metrics(ends: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of `is_success` and of each of the `metrics` that episodes ended with.
+
+    Those have the prefix `environment/`, so none is taken for a figure of the training. What is no
+    finite number is left out.
+
+    Args:
+        ends: What was said of each episode at its end.
+    """
+    found: dict[str, list[float]] = {}
+    for end in ends:
+        own = end.get(METRICS)
+        figures = own if isinstance(own, Mapping) else {}
+        values = {f"environment/{name}": value for name, value in figures.items()}
+        values[IS_SUCCESS] = end.get(IS_SUCCESS)
+        for name, value in values.items():
+            if isinstance(value, bool | int | float) and math.isfinite(value):
+                found.setdefault(name, []).append(float(value))
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def length_metrics(answers: Iterable[tuple[int, str]]) -> dict[str, float]:

@@ -1,17 +1,21 @@
 """What remote agents played, as the trajectories that are kept of an experiment.
 
-The server recorded what the model read and said; each call with an answer is a turn. What an agent
-earned is the reward of its last turn.
+The server recorded what the model read and said; each call with an answer is a turn. Where an agent
+rewarded its calls, each turn has the reward of its call; else the last one has that of the episode.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tinsmith.episodes.types import Episode, RecordedTrajectory, placeholders
+from tinsmith.episodes.types import Episode, EpisodeOutcome, RecordedTrajectory, placeholders
 from tinsmith.images import ImageRules
+from tinsmith.recipes.experience import IS_SUCCESS, METRICS
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.rollouts import (
     MASKED_VERSION,
@@ -82,12 +86,34 @@ def to_trajectory(episode: Episode, images: ImageRules | None = None) -> Traject
     counts: list[int] = []
     for recorded in episode.trajectories:
         samples.append(to_sample(recorded, counts, images))
+    calls = [
+        recorded.call_indices[call]
+        for recorded in episode.trajectories
+        for call in np.unique(_calls_of(recorded)[recorded.mask > 0])
+    ]
+    outcome = episode.outcome
+    rewards = [outcome.step_rewards[call] if outcome.step_rewards else 0.0 for call in calls]
+    if rewards:
+        # Turns add up to what the episode earned, also where a call left no token.
+        rewards[-1] += outcome.reward - math.fsum(rewards)
     last = len(counts) - 1
     turns = tuple(
-        Turn(num_tokens, "", episode.outcome.reward if index == last else 0.0)
-        for index, num_tokens in enumerate(counts)
+        Turn(num_tokens, "", reward, end_of(outcome) if index == last else {})
+        for index, (num_tokens, reward) in enumerate(zip(counts, rewards, strict=True))
     )
     return Trajectory(tuple(samples), turns, TerminationReason.DONE, key=episode.name)
+
+
+def end_of(outcome: EpisodeOutcome) -> dict[str, Any]:
+    """Return what an agent said of an episode, as an environment says it at its last step."""
+    said: dict[str, Any] = {} if outcome.is_success is None else {IS_SUCCESS: outcome.is_success}
+    return {**said, METRICS: outcome.metrics} if outcome.metrics else said
+
+
+def _calls_of(recorded: RecordedTrajectory) -> NDArray[np.int64]:
+    """Return for each token which of the calls of its sequence ends behind it."""
+    ends = np.asarray(recorded.call_ends)
+    return np.searchsorted(ends, np.arange(recorded.mask.size), side="right")
 
 
 def to_sample(
@@ -96,7 +122,7 @@ def to_sample(
     """Return a sequence; the sampled tokens of each turn are counted on."""
     read, images = _flatten(recorded, rules)
     mask = recorded.mask > 0
-    calls = np.searchsorted(np.asarray(recorded.call_ends), np.arange(mask.size), side="right")
+    calls = _calls_of(recorded)
     turns = np.full(mask.size, -1, dtype=np.int64)
     for call in np.unique(calls[mask]):
         is_of_call = mask & (calls == call)

@@ -14,6 +14,9 @@ episode, and submit a reward:
             is_right = episode.task["answer"] in answer.choices[0].message.content
             episode.end(tinsmith.WorkflowOutput(reward=float(is_right)))
 
+A list of rewards is one for each call; their sum is what is compared in the group. `is_success` and
+`log_metrics` of an outcome are in the metrics of the step, as those of environments are.
+
 Validation is played by the same agents: an agent takes episodes of both types, and `episode.type`
 says which it got. What was sampled is trained on token by token as the server recorded it. Episodes
 that are open while weights change go on; each token knows the version that sampled it.
@@ -32,6 +35,7 @@ from tinsmith.episodes.types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.images import ImageRules
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
+from tinsmith.recipes.experience import outcome_metrics
 from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.interrupts import uninterrupted
@@ -41,7 +45,7 @@ from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
 from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
-from tinsmith.recipes.kept_episodes import keep_agent_episodes, with_advantages
+from tinsmith.recipes.kept_episodes import end_of, keep_agent_episodes, with_advantages
 from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.policy_gradient import compare_logprobs
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
@@ -317,6 +321,7 @@ def _describe(played: PlayedGroups, samples: Sequence[TrainedSample]) -> dict[st
         "reward": _mean(played.rewards_PG),
         "trained": float(len(samples)),
         "calls": float(np.mean(calls)) if calls else 0.0,
+        **outcome_metrics(end_of(each.outcome) for each in episodes if each.outcome is not None),
         **_lengths([each for episode in episodes for each in episode.trajectories]),
         "replaced": float(played.num_replaced),
         "lost": float(played.num_lost),
