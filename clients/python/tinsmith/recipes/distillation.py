@@ -50,10 +50,8 @@ class Config:
     begin_from: str = ""
     """A checkpoint that the student begins from, `run-1/final`; the base model if it is empty."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float | None = None
     """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
     num_warmup_steps: int = 5
@@ -87,11 +85,9 @@ class Config:
     evaluator_timeout_s: float = 1800.0
     save_every: int = 50
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/distillation-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
 

@@ -66,7 +66,6 @@ class Config:
     """A checkpoint to begin from, `run-1/final`, which is then the reference; the base model if it
     is empty."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     beta: float = 0.1
     """How much leaving the reference costs."""
@@ -87,11 +86,9 @@ class Config:
     evaluator_timeout_s: float = 1800.0
     save_every: int = 50
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/dpo-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
 

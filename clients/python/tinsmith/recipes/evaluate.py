@@ -58,7 +58,6 @@ class Config:
     """What is played instead of `data`: a served name such as `guessing`, a class of your own,
     `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
     environment_config: str = ""
-    """Settings of the environment, as a JSON object."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
     step_timeout_s: float = STEP_TIMEOUT_S
@@ -75,12 +74,8 @@ class Config:
     max_tokens: int = 4
     """Sampled tokens of a turn."""
     max_turns: int = 16
-    """Turns of an episode, at most."""
     max_episode_tokens: int = 4096
-    """Sampled tokens of all turns of an episode, at most."""
     history: str = "refuse"
-    """What becomes of an episode whose chat template rewrites its history, as templates that drop
-    earlier thoughts do: `refuse`, `split` into a sample for each turn, or `append` as sampled."""
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     output_dir: Path | None = None

@@ -33,7 +33,7 @@ from tinsmith.recipes.tasks.agent_games import (
     GameTask,
     check_script,
     choose_order,
-    load_game,
+    load_game_of,
 )
 from tinsmith.rollouts import PolicyPlayer
 from tinsmith.rollouts.adapters import ServiceSampler
@@ -46,7 +46,6 @@ class Config:
 
     base_model: str = "tiny"
     begin_from: str = ""
-    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "gomoku"
     """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     agents: str = "black,white"
@@ -57,11 +56,8 @@ class Config:
     opponent: str = ""
     """What plays the other seat of a single policy: a script of the game, or a checkpoint."""
     board_size: int = 3
-    """Rows and columns of gomoku's board."""
     row_length: int = 3
-    """Stones in a row that win."""
     numbered_cells: bool = False
-    """Whether gomoku's free cells show a number, which is the move, instead of `row,column`."""
     teacher: str = "random"
     """The script that the warm start imitates."""
     num_imitation_steps: int = 40
@@ -74,12 +70,9 @@ class Config:
     your own, `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a server of
     `tinsmith env serve`."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     train_unembed: bool = False
-    """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 2e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -88,7 +81,6 @@ class Config:
     """Weight of what a place's average reward was, at each game."""
     num_steps: int = 150
     num_games: int = 64
-    """Games of a step."""
     temperature: float = 1.0
     max_tokens: int = 6
     """Sampled tokens of a move."""
@@ -107,11 +99,9 @@ class Config:
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/match-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint of each policy at the end."""
 
@@ -144,14 +134,7 @@ def main(
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    game = load_game(
-        config.data,
-        board_size=config.board_size,
-        row_length=config.row_length,
-        numbered_cells=config.numbered_cells,
-    )
-    check_script(game, "teacher", config.teacher)
-    check_script(game, "validation_opponent", config.validation_opponent)
+    game = load_game_of(config)
     order = choose_order(game, config.order)
     policies = tuple(agents) or _policies(config, client)
     environment = None

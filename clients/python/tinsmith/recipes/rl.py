@@ -41,7 +41,6 @@ class Config:
 
     base_model: str = "tiny"
     begin_from: str = ""
-    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "arithmetic"
     """`arithmetic`, `small_sums`, `geometry`; a JSONL file, a folder of them, or
     `hf://NAME[:CONFIG]`, in the layout of GSM8K or Geometry3K."""
@@ -49,7 +48,6 @@ class Config:
     """What is played instead of `data`: a served name such as `guessing`, a class of your own,
     `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
     environment_config: str = ""
-    """Settings of the environment, as a JSON object."""
     validation_environment: str = ""
     """Another environment, in any of these forms, that is scored; that of training if empty."""
     validation_config: str = ""
@@ -65,12 +63,9 @@ class Config:
     instruction: str = ""
     """What is written below each question."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     train_unembed: bool = False
-    """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 4e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -91,12 +86,8 @@ class Config:
     max_tokens: int = 4
     """Sampled tokens of a turn."""
     max_turns: int = 16
-    """Turns of an episode, at most."""
     max_episode_tokens: int = 4096
-    """Sampled tokens of all turns of an episode, at most."""
     history: str = "refuse"
-    """What becomes of an episode whose chat template rewrites its history, as templates that drop
-    earlier thoughts do: `refuse`, `split` into a sample for each turn, or `append` as sampled."""
     seed: int = 0
     num_validation: int = 256
     """Held-out tasks that are scored, at most."""
@@ -110,11 +101,9 @@ class Config:
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/rl-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
 

@@ -62,7 +62,6 @@ class Config:
 
     base_model: str = "tiny"
     begin_from: str = ""
-    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "arithmetic"
     """`arithmetic`, or a JSONL file with one task of any form on each line."""
     queue: str = "rl"
@@ -70,10 +69,8 @@ class Config:
     model: str = "policy"
     """The name that agents give as `model`."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 1e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -92,11 +89,9 @@ class Config:
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/rl_episodes-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
 

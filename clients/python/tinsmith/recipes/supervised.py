@@ -41,13 +41,11 @@ class Config:
 
     base_model: str = "tiny"
     begin_from: str = ""
-    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     data: str = "pig_latin"
     """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
     chat_template: str = ""
     """`role_colon` or a file that ends with `.jinja`; that of the base model if it is empty."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     learning_rate: float | None = None
     """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
@@ -71,11 +69,9 @@ class Config:
     too_long: str = "refuse"
     """`refuse`, `leave_out` or `cut` a line of a file that is longer than the model's context."""
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/supervised-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
 

@@ -33,7 +33,7 @@ from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.reinforcement import About, Summary, learn
 from tinsmith.recipes.shared_games import play_shared_games
-from tinsmith.recipes.tasks.agent_games import GameTask, check_script, load_game
+from tinsmith.recipes.tasks.agent_games import GameTask, load_game_of
 from tinsmith.rollouts import DatumArrays, RoleBaselines
 from tinsmith.rollouts.adapters import ServiceSampler
 from tinsmith.training.training_run import TrainingRun
@@ -49,17 +49,13 @@ class Config:
 
     base_model: str = "tiny"
     begin_from: str = ""
-    """A checkpoint to begin from, `run-1/final`; the base model if it is empty."""
     partner_base_model: str = ""
     """Of `white`; the same if it is left out."""
     data: str = "gomoku"
     """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     board_size: int = 3
-    """Rows and columns of gomoku's board."""
     row_length: int = 3
-    """Stones in a row that win."""
     numbered_cells: bool = False
-    """Whether gomoku's free cells show a number, which is the move, instead of `row,column`."""
     teacher: str = "random"
     """The script that the warm start imitates."""
     num_imitation_steps: int = 40
@@ -68,12 +64,9 @@ class Config:
     validation_opponent: str = "random"
     """The script that both are scored against."""
     adapter: str = "lora"
-    """`lora` or `full`."""
     rank: int = 32
     train_unembed: bool = False
-    """Whether an adapter adapts the unembedding as well."""
     loss: str = "importance_sampling"
-    """`importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`."""
     learning_rate: float = 2e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -82,7 +75,6 @@ class Config:
     """Weight of what a seat's average reward was, at each game."""
     num_steps: int = 150
     num_games: int = 64
-    """Games of a step."""
     temperature: float = 1.0
     max_tokens: int = 6
     """Sampled tokens of a move."""
@@ -99,11 +91,9 @@ class Config:
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     log_to: str = ""
-    """Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`."""
     output_dir: Path | None = None
     """`runs/two_policies-<data>-<n>` if it is left out: a folder of this experiment alone."""
     overwrite: bool = False
-    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of both checkpoints at the end."""
 
@@ -124,14 +114,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
             experiment.
         KeyboardInterrupt: After Ctrl-C, once both are saved; the same call resumes.
     """
-    game = load_game(
-        config.data,
-        board_size=config.board_size,
-        row_length=config.row_length,
-        numbered_cells=config.numbered_cells,
-    )
-    check_script(game, "teacher", config.teacher)
-    check_script(game, "validation_opponent", config.validation_opponent)
+    game = load_game_of(config)
     return learn(
         About("two_policies", config.data, "games"),
         config,

@@ -99,7 +99,14 @@ _RULES: Mapping[str, _Rule] = {
 
 _MEANINGS: Mapping[str, str] = {
     "base_model": "What is trained: a name of `tinsmith models list`.",
+    "begin_from": "A checkpoint to begin from, `run-1/final`; the base model if it is empty.",
+    "board_size": "Rows and columns of gomoku's board.",
+    "row_length": "Stones in a row that win.",
+    "numbered_cells": "Whether gomoku's free cells show a number, which is the move, instead of "
+    "`row,column`.",
+    "environment_config": "Settings of the environment, as a JSON object.",
     "rank": "Of the adapter.",
+    "train_unembed": "Whether an adapter adapts the unembedding as well.",
     "learning_rate": "Its peak.",
     "num_warmup_steps": "Steps in which the learning rate rises to its peak.",
     "learning_rate_floor": "Share of the peak below which the learning rate does not fall.",
@@ -107,7 +114,12 @@ _MEANINGS: Mapping[str, str] = {
     "num_steps": "Steps in all, each with one update of the weights.",
     "imitation_learning_rate": "Peak of the learning rate in the steps of the warm start.",
     "batch_size": "Rows of a step.",
+    "num_games": "Games of a step.",
     "temperature": "Of what is sampled to be trained on.",
+    "max_turns": "Turns of an episode, at most.",
+    "max_episode_tokens": "Sampled tokens of all turns of an episode, at most.",
+    "history": "What becomes of an episode whose chat template rewrites its history, as templates "
+    "that drop earlier thoughts do: `split` is a sample for each turn, `append` is as sampled.",
     "seed": "Decides what is drawn and sampled.",
     "evaluators": "Functions of your own, `FILE.py:score` with commas between several, that are "
     "called with a sampler of the live weights every `eval_every` steps and after the last.",
@@ -115,6 +127,9 @@ _MEANINGS: Mapping[str, str] = {
     "rare_eval_every": "Steps between calls of `rare_evaluators`; 0: after the last only.",
     "evaluator_timeout_s": "What a call of an evaluator may take.",
     "save_every": "Steps between saves; 0: at the end only.",
+    "log_to": "Where metrics go too: some of `tensorboard`, `wandb:PROJECT`, `trackio:PROJECT`.",
+    "overwrite": "Whether to begin anew where `output_dir` holds an experiment; `--overwrite` "
+    "sets it.",
 }
 """Of settings that have no sentence below them in a recipe; a name means the same in all."""
 
