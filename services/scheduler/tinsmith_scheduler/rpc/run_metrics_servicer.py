@@ -18,7 +18,7 @@ from tinsmith_scheduler.run_metrics.blocks import Curve
 from tinsmith_scheduler.run_metrics.metric_store import CurveQuery, Metric
 from tinsmith_scheduler.run_metrics.run_metrics import ALL_RUNS, RunMetrics, StepRecord
 from tinsmith_scheduler.runs.reported_metrics import REPORTED_METRICS
-from tinsmith_scheduler.runs.runs import run_not_found
+from tinsmith_scheduler.runs.run_store import run_not_found
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -35,7 +35,8 @@ from tinsmith_scheduler.runs.migration import Moves
 from tinsmith_scheduler.runs.run_creation import Creations, run_closed
 from tinsmith_scheduler.runs.run_listing import RunListing
 from tinsmith_scheduler.runs.run_retention import RunRetention
-from tinsmith_scheduler.runs.runs import Runs, run_not_found
+from tinsmith_scheduler.runs.run_store import run_not_found
+from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.runs.sessions import Sessions, session_not_found
 from tinsmith_scheduler.runs.training_ends import TrainingEnds

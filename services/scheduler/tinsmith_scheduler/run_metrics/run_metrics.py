@@ -17,8 +17,7 @@ from tinsmith_scheduler.run_metrics import blocks, metric_store
 from tinsmith_scheduler.run_metrics.blocks import Points
 from tinsmith_scheduler.run_metrics.metric_store import CurveQuery, Curves, Metric, MetricLimits
 from tinsmith_scheduler.runs import run_store
-from tinsmith_scheduler.runs.runs import run_not_found
-from tinsmith_scheduler.store.records import PageRequest, Run, RunState
+from tinsmith_scheduler.store.records import PageRequest
 
 ALL_RUNS = "-"
 """In the place of a run's id: all runs of a project."""
@@ -87,7 +86,7 @@ class RunMetrics:
         newest_step = max((record.sequence_number for record in records), default=0)
 
         def note_step(connection: sa.Connection) -> None:
-            found = _require(connection, run)
+            found = run_store.require_run(connection, run)
             if found.finish_time_s is not None and newest_step:
                 run_store.note_step(connection, str(run), newest_step)
 
@@ -120,7 +119,7 @@ class RunMetrics:
         """
 
         def read(connection: sa.Connection) -> Curves:
-            _require(connection, run)
+            run_store.require_run(connection, run)
             return metric_store.query(connection, str(run), wanted)
 
         return await self._database.read(read)
@@ -152,7 +151,7 @@ class RunMetrics:
 
         def read(connection: sa.Connection) -> list[Metric]:
             if is_one:
-                _require(connection, run)
+                run_store.require_run(connection, run)
             return metric_store.list_metrics(
                 connection,
                 project=run.project,
@@ -181,11 +180,3 @@ def _points_of(records: Sequence[StepRecord], now_s: float) -> dict[str, Points]
         name: blocks.latest_points(np.array(found, dtype=blocks.POINT))
         for name, found in rows.items()
     }
-
-
-def _require(connection: sa.Connection, run: RunName) -> Run:
-    """Return a run; raise `RunNotFoundError` unless it exists and was not deleted."""
-    found = run_store.get_run(connection, str(run))
-    if found is None or found.state is RunState.DELETED:
-        raise run_not_found(run)
-    return found

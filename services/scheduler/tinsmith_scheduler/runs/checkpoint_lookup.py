@@ -20,7 +20,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler.runs.run_store import get_run
+from tinsmith_scheduler.runs.run_store import require_run
 from tinsmith_scheduler.store.records import CheckpointInfo, Run, RunState
 from tinsmith_scheduler.workers.trainer_protocol import Trainers
 from tinsmith_scheduler.workers.workers import Workers
@@ -63,9 +63,9 @@ class CheckpointSources:
             WorkerUnavailableError: If its trainer cannot be asked.
         """
         is_own = project in (None, name.project)
-        run = await self._database.read(lambda connection: get_run(connection, str(name.run_name)))
-        if run is None or run.state is RunState.DELETED:
-            raise checkpoint_not_found(name)
+        run = await self._database.read(
+            lambda connection: require_run(connection, name.run_name, checkpoint_not_found(name))
+        )
         if run.state not in (RunState.ACTIVE, RunState.MOVING):
             if not is_own:
                 raise checkpoint_not_found(name)

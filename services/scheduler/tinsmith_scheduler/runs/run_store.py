@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tinsmith.names import RunName
 from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
+from tinsmith_runtime.errors import NotFoundError, RunNotFoundError
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.sql import insert
 from tinsmith_scheduler.store.records import Release, Run, RunState, SessionState
@@ -61,6 +62,25 @@ def get_run(connection: sa.Connection, name: str) -> Run | None:
     """Return a run in whatever state, or None."""
     row = connection.execute(sa.select(runs).where(runs.c.name == name)).first()
     return _run(row) if row is not None else None
+
+
+def require_run(
+    connection: sa.Connection, name: RunName, missing: NotFoundError | None = None
+) -> Run:
+    """Return a run that was not deleted.
+
+    Raises:
+        RunNotFoundError: If there is none of this name, or it was deleted; or `missing`, if given.
+    """
+    run = get_run(connection, str(name))
+    if run is None or run.state is RunState.DELETED:
+        raise missing or run_not_found(name)
+    return run
+
+
+def run_not_found(name: RunName) -> RunNotFoundError:
+    """Return the error of a run that does not exist, or is not the caller's."""
+    return RunNotFoundError(f"run {name} does not exist", run=name)
 
 
 def set_history(connection: sa.Connection, name: str, history_retention_s: float) -> None:

@@ -221,7 +221,7 @@ class Runs:
     async def _from_run(self, new: NewRun, fork: Fork, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of the run that it forks."""
         if fork.run.project != new.session.project:
-            raise run_not_found(fork.run)
+            raise run_store.run_not_found(fork.run)
         source = await self.get(fork.run)
         if source.state not in (RunState.ACTIVE, RunState.MOVING):
             raise FailedPreconditionError(
@@ -243,10 +243,7 @@ class Runs:
         Raises:
             RunNotFoundError: If there is none of this name, or it was deleted.
         """
-        run = await self.find(name)
-        if run is None or run.state is RunState.DELETED:
-            raise run_not_found(name)
-        return run
+        return await self._database.read(lambda connection: run_store.require_run(connection, name))
 
     async def get_anywhere(self, run_id: str) -> Run:
         """Return the run of an id, whatever its project.
@@ -343,7 +340,7 @@ class Runs:
 
             run = await self._database.write(withdraw)
             if run is None:
-                raise run_not_found(name)
+                raise run_store.run_not_found(name)
             if run.state is RunState.DELETED:
                 return run
             await self._delete_on_trainer(run)
@@ -402,8 +399,3 @@ def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:
     if "seed" in new.given_adapter_fields:
         return replace(stored, seed=new.adapter.seed)
     return stored
-
-
-def run_not_found(name: RunName) -> RunNotFoundError:
-    """Return the error of a run that does not exist, or is not the caller's."""
-    return RunNotFoundError(f"run {name} does not exist", run=name)

@@ -18,7 +18,6 @@ from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
-    NotFoundError,
     ResourceExhaustedError,
     SamplingSessionNotFoundError,
     WorkerUnavailableError,
@@ -26,8 +25,12 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
-from tinsmith_scheduler.runs.run_store import count_sampling_sessions, get_run
-from tinsmith_scheduler.runs.runs import run_not_found
+from tinsmith_scheduler.runs.run_store import (
+    count_sampling_sessions,
+    get_run,
+    require_run,
+    run_not_found,
+)
 from tinsmith_scheduler.runs.sessions import require_active
 from tinsmith_scheduler.store.database import answer_once, next_serial, recall
 from tinsmith_scheduler.store.records import (
@@ -191,17 +194,17 @@ class SamplingSessions:
     async def _resolve(self, new: NewSamplingSession) -> tuple[str, Run | None]:
         """Return the base model of a source and its run."""
         if new.run is not None:
-            run = await self._active_run(new.run, new.session.project, run_not_found(new.run))
+            run = await self._active_run(new.run, new.session.project)
             return run.base_model, run
         if new.checkpoint is not None:
             found = await self._sources.find(new.checkpoint, new.session.project)
             return found.info.base_model, found.run
         return new.base_model or "", None
 
-    async def _active_run(self, name: RunName, project: str, missing: NotFoundError) -> Run:
-        run = await self._database.read(lambda connection: get_run(connection, str(name)))
-        if name.project != project or run is None or run.state is RunState.DELETED:
-            raise missing
+    async def _active_run(self, name: RunName, project: str) -> Run:
+        if name.project != project:
+            raise run_not_found(name)
+        run = await self._database.read(lambda connection: require_run(connection, name))
         if run.state not in (RunState.ACTIVE, RunState.MOVING):
             raise FailedPreconditionError(
                 f"run {name} is {run.state.value}; wait for its creation to succeed",

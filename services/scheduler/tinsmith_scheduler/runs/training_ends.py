@@ -16,7 +16,6 @@ from tinsmith_runtime.errors import FailedPreconditionError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs import run_store
-from tinsmith_scheduler.runs.runs import run_not_found
 from tinsmith_scheduler.runs.sessions import require_active
 from tinsmith_scheduler.store.database import record_action
 from tinsmith_scheduler.store.records import Run, RunState
@@ -90,9 +89,7 @@ def _require(connection: sa.Connection, name: RunName) -> Run:
         RunNotFoundError: If there is none of this name, or it was deleted.
         FailedPreconditionError: If it is being created, or failed.
     """
-    run = run_store.get_run(connection, str(name))
-    if run is None or run.state is RunState.DELETED:
-        raise run_not_found(name)
+    run = run_store.require_run(connection, name)
     if run.state not in (RunState.ACTIVE, RunState.MOVING):
         raise FailedPreconditionError(
             f"run {name} is {run.state.value}; its training can be finished and reopened once it "
