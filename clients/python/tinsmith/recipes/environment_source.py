@@ -6,6 +6,7 @@ whose turns are what a warm start imitates.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
@@ -62,29 +63,17 @@ class Playable(Protocol):
         ...
 
 
-class EnvironmentSource(Source):
-    """Episodes of an environment, turn by turn; one seed is one task."""
+class SeededSource(Source):
+    """Episodes in which one seed is one task, and a group plays each task.
 
-    def __init__(
-        self,
-        config: SourceConfig,
-        sampler: Sampler,
-        tokenizer: Tokenizer,
-        playable: Playable,
-        *,
-        max_context_tokens: int,
-        images: ImageRules | None = None,
-        name: str = "",
-        keeper: RolloutKeeper = KEEP_NOTHING,
-    ) -> None:
-        self._name = name
-        self._keeper = keeper
+    Args:
+        config: Settings.
+        keeper: Keeps what was played.
+    """
+
+    def __init__(self, config: SourceConfig, keeper: RolloutKeeper) -> None:
         self._config = config
-        self._max_context_tokens = max_context_tokens
-        self._images = images
-        self._sampler = ServiceSampler(sampler)
-        self._tokenizer = tokenizer
-        self._playable = playable
+        self._keeper = keeper
 
     def play(self, step: int) -> list[Experience]:
         """Play the groups of a step; see `Source`."""
@@ -112,6 +101,43 @@ class EnvironmentSource(Source):
             kept_as=(VALIDATION, num_done),
         )
         return [group_scores(result)]
+
+    @abc.abstractmethod
+    def _run(
+        self,
+        seeds: Sequence[int],
+        *,
+        group_size: int,
+        min_group_size: int,
+        temperature: float,
+        key: str,
+        kept_as: tuple[str, int],
+    ) -> GroupResult[Any]:
+        """Play the tasks of some seeds; those of validation are `VALIDATION_SEED` and more."""
+
+
+class EnvironmentSource(SeededSource):
+    """Episodes of an environment, turn by turn; one seed is one task."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        playable: Playable,
+        *,
+        max_context_tokens: int,
+        images: ImageRules | None = None,
+        name: str = "",
+        keeper: RolloutKeeper = KEEP_NOTHING,
+    ) -> None:
+        super().__init__(config, keeper)
+        self._name = name
+        self._max_context_tokens = max_context_tokens
+        self._images = images
+        self._sampler = ServiceSampler(sampler)
+        self._tokenizer = tokenizer
+        self._playable = playable
 
     def imitate(self, step: int) -> list[list[DatumArrays]]:
         """Return what the pupil says in a step's tasks; see `Source`."""

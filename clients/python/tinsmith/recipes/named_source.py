@@ -15,9 +15,9 @@ from tinsmith.client import Client
 from tinsmith.environments.local import STEP_TIMEOUT_S
 from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes.environment_source import VALIDATION_SEED, group_experience, group_scores
-from tinsmith.recipes.experience import Experience, Scores, Source, SourceConfig
-from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
+from tinsmith.recipes.environment_source import SeededSource
+from tinsmith.recipes.experience import SourceConfig
+from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, VALIDATION, RolloutKeeper
 from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
 from tinsmith.rollouts.keeping import kind_of
 from tinsmith.rollouts.play_calls import Place, check_place
@@ -62,7 +62,7 @@ class EnvironmentSettings(Protocol):
     def step_timeout_s(self) -> float: ...  # noqa: D102
 
 
-class NamedSource(Source):
+class NamedSource(SeededSource):
     """Episodes of an environment that was named, turn by turn; one seed is one task."""
 
     def __init__(
@@ -73,48 +73,15 @@ class NamedSource(Source):
         plan: EnvironmentPlan,
         keeper: RolloutKeeper = KEEP_NOTHING,
     ) -> None:
-        self._config = config
+        super().__init__(config, keeper)
         self._sampler = sampler
         self._tokenizer = sampler.get_tokenizer()
         self._client = client
         self._plan = plan
-        self._keeper = keeper
 
-    def play(self, step: int) -> list[Experience]:
-        """Play the groups of a step; see `Source`."""
-        config, plan = self._config, self._plan
-        first = (config.seed * 1000 + step) * config.num_tasks
-        seeds = range(first, first + config.num_tasks)
-        result = self._play(
-            plan.environment,
-            [EnvironmentTask(seed, plan.settings) for seed in seeds],
-            group_size=config.group_size,
-            min_group_size=2,
-            temperature=config.temperature,
-            key=f"{config.seed}/{step}",
-            kept_as=(TRAIN, step),
-        )
-        return [group_experience(result)]
-
-    def score(self, num_done: int) -> list[Scores]:
-        """Return what each validation seed earns, greedily unless the settings say otherwise."""
-        plan = self._plan
-        seeds = range(VALIDATION_SEED, VALIDATION_SEED + self._config.num_validation)
-        result = self._play(
-            plan.validation_environment,
-            [EnvironmentTask(seed, plan.validation_settings) for seed in seeds],
-            group_size=self._config.num_samples,
-            min_group_size=1,
-            temperature=self._config.validation_temperature,
-            key="validation",
-            kept_as=(VALIDATION, num_done),
-        )
-        return [group_scores(result)]
-
-    def _play(
+    def _run(
         self,
-        environment: NamedEnvironment,
-        tasks: Sequence[EnvironmentTask],
+        seeds: Sequence[int],
         *,
         group_size: int,
         min_group_size: int,
@@ -122,18 +89,22 @@ class NamedSource(Source):
         key: str,
         kept_as: tuple[str, int],
     ) -> GroupResult[EnvironmentTask]:
-        limits = self._config.rollout_config(self._plan.max_context_tokens)
+        plan = self._plan
+        environment, settings = plan.environment, plan.settings
+        if kept_as[0] == VALIDATION:
+            environment, settings = plan.validation_environment, plan.validation_settings
+        limits = self._config.rollout_config(plan.max_context_tokens)
         params = SamplingParams(temperature=temperature, seed=self._config.seed)
         result = self._client.environments.play(
             environment,
             sampler=self._sampler,
-            seeds=tasks,
+            seeds=[EnvironmentTask(seed, settings) for seed in seeds],
             config=limits,
             params=params,
             groups=GroupConfig(group_size=group_size, min_group_size=min_group_size),
             batch_key=key,
-            rollouts=self._plan.rollouts,
-            step_timeout_s=self._plan.step_timeout_s,
+            rollouts=plan.rollouts,
+            step_timeout_s=plan.step_timeout_s,
         )
 
         def origin_of(task: EnvironmentTask) -> Origin:

@@ -174,8 +174,8 @@ class ChatCompletion:
             continue_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
         )
-        prompt = await self._calls.tokenize(
-            target, self._num_text, render, conversation, target.tokenizer
+        prompt = await self._calls.aside(
+            target, render, conversation, target.tokenizer, num_text=self._num_text
         )
         self.num_prompt = len(prompt.tokens)
         self._admission.add_tokens(self.num_prompt)

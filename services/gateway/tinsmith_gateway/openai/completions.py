@@ -87,7 +87,9 @@ class _Completion:
     async def whole(self) -> dict[str, Any]:
         """Return the completions once they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await self._calls.tokenize(target, self._body.num_text, self._prepare, target)
+            parts = await self._calls.aside(
+                target, self._prepare, target, num_text=self._body.num_text
+            )
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             places = asyncio.Semaphore(_MAX_CONCURRENT_PROMPTS)
             tasks = [asyncio.create_task(self._draw(target, part, places)) for part in parts]
@@ -108,7 +110,9 @@ class _Completion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the completions as they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await self._calls.tokenize(target, self._body.num_text, self._prepare, target)
+            parts = await self._calls.aside(
+                target, self._prepare, target, num_text=self._body.num_text
+            )
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             totals = _Totals()
             streams = [self._stream(target, part, totals) for part in parts]

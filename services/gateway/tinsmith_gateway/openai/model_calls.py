@@ -118,16 +118,16 @@ class ModelCalls:
         )
         self._episode_handles: dict[str, Handle] = {}
 
-    async def tokenize(
-        self, target: Target, num_text: int, work: Callable[..., ResultT], *args: Any
+    async def aside(
+        self, target: Target, work: Callable[..., ResultT], *args: Any, num_text: int = 0
     ) -> ResultT:
-        """Return what work makes of a request's texts; large ones wait for their turn.
+        """Return what work with the target's tokenizer returns, aside from other requests.
 
         Args:
             target: Whose tokenizer it uses.
-            num_text: Characters of them all.
-            work: Encodes texts, aside from other requests.
+            work: What is done with it.
             args: Of the work.
+            num_text: Characters of text that it encodes; large texts wait for their turn.
         """
         if isinstance(target.tokenizer, ConfinedTokenizer):
             # It has a process of its own, with a bound of memory and one text at a time.
@@ -135,12 +135,6 @@ class ModelCalls:
         return await self._services.threads.run_texts(
             target.credential.caller.project, num_text, work, *args
         )
-
-    async def aside(self, target: Target, work: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Return what other work with the target's tokenizer returns, aside likewise."""
-        if isinstance(target.tokenizer, ConfinedTokenizer):
-            return await target.tokenizer.aside(work, *args)
-        return await self._services.threads.run(target.credential.caller.project, work, *args)
 
     @contextlib.asynccontextmanager
     async def target(self, credential: Credential, model: str) -> AsyncIterator[Target]:

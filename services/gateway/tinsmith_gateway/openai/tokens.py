@@ -78,8 +78,8 @@ async def tokenize(calls: ModelCalls, models: ModelList, call: Call) -> Response
             tokens = list((await ChatCompletion(calls, call, body.to_chat()).prepare()).tokens)
         else:
             adds = body.add_special_tokens is not False
-            tokens = await calls.tokenize(
-                target, len(body.prompt), _encode, target.tokenizer, body.prompt, adds
+            tokens = await calls.aside(
+                target, _encode, target.tokenizer, body.prompt, adds, num_text=len(body.prompt)
             )
         texts = None
         if body.return_token_strs:
