@@ -37,7 +37,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
 ) -> None:
     split = split_of(dtype)
     for num_outputs in WIDTHS:
-        if 1 < num_inputs and ROW_TILE * num_inputs * num_outputs < SMALLEST:
+        if num_inputs > 1 and ROW_TILE * num_inputs * num_outputs < SMALLEST:
             continue
         left, right = cancelling_factors(64, num_inputs, num_outputs, dtype)
         wanted = split.batched(left, right)

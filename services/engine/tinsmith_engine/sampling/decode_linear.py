@@ -7,8 +7,8 @@ which is tried once for each shape.
 
 Other LoRA products run as batches of tiles, each tile with one adapter, so that shapes are fixed.
 Adapters are stacked once per composition of the batch, which changes far less often than a token is
-made. Tiles have as few rows as keep the bits of the trainer's segments (`few_rows.py`), and as many
-as a segment where ranks are no multiple of 8: there a tile's bits would depend on its place.
+made. Tiles have as few rows as keep the bits of the trainer's segments (`few_rows.py`). Where ranks
+are no multiple of 8 a tile's bits would depend on its place; there it is as long as a segment.
 """
 
 from __future__ import annotations
