@@ -52,8 +52,8 @@ class Config:
     run: str = ""
     """Name or id of a run whose newest weights play."""
     data: str = "arithmetic"
-    """`arithmetic`, `small_sums`, or a JSONL file in GSM8K's layout, of which the held-out part is
-    scored."""
+    """`arithmetic`, `small_sums`, or a JSONL file, a folder or `hf://NAME` in GSM8K's layout, of
+    which the held-out part is scored."""
     environment: str = ""
     """What is played instead of `data`: a served name such as `guessing`, a class of your own,
     `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""

@@ -1,0 +1,199 @@
+"""Data sets of the hub, by their address: which part, which columns, which revision.
+
+    hf://NAME[:CONFIG][?KEY=VALUE&KEY=VALUE...]
+
+`NAME` is a data set of the hub, or a folder with the same files, which begins with `/` or `.`. The
+keys are `split` (what is trained on), `validation` (what is held out), `revision`, and names of
+columns: `answer=solution` reads the column `solution` as `answer`. Splits may be slices, as
+`datasets` writes them: `train[:90%]`. Values may be percent-encoded.
+
+Hugging Face's `datasets` loads them, if it is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tinsmith.errors import ConfigurationError
+
+HUB = "hf://"
+COLUMNS = (
+    "question",
+    "answer",
+    "prompt",
+    "completion",
+    "messages",
+    "chosen",
+    "rejected",
+    "images",
+)
+"""Columns that recipes read and that an address may name."""
+HELD_OUT_PARTS = ("validation", "test")
+"""Parts that are held out, unless an address names another; the first that is there."""
+
+_TRAIN = "train"
+_KEYS = ("split", "validation", "revision")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?|[./].*")
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """What an address says.
+
+    Attributes:
+        name: Of the data set; a path, if it begins with `/` or `.`.
+        config: Of its configurations; empty for the only one.
+        split: What is trained on; empty for the part `train`.
+        validation: What is held out; empty for the part `validation` or `test`.
+        revision: A branch, a tag or a commit; empty for the newest.
+        columns: The set's name of each column that is read under another one.
+    """
+
+    name: str
+    config: str
+    split: str
+    validation: str
+    revision: str
+    columns: Mapping[str, str]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it names a folder of this machine."""
+        return self.name.startswith(("/", "."))
+
+
+def parse_address(data: str) -> HubAddress:
+    """Return what an address says.
+
+    Raises:
+        ConfigurationError: If it is none, or has a part that is unknown, empty or there twice.
+    """
+    place, _, query = data.removeprefix(HUB).partition("?")
+    name, _, config = place.partition(":")
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{data} names no data set", remedy="write hf://OWNER/NAME, or hf:///FOLDER"
+        )
+    found: dict[str, str] = {}
+    for part in query.split("&") if query else ():
+        key, _, value = part.partition("=")
+        if key not in (*_KEYS, *COLUMNS):
+            raise ConfigurationError(
+                f"{data}: {key!r} is no key of an address",
+                remedy=f"the keys are {', '.join(_KEYS)}, and columns: {', '.join(COLUMNS)}",
+            )
+        if not value or key in found:
+            problem = "is there twice" if key in found else "has no value"
+            raise ConfigurationError(f"{data}: {key} {problem}", remedy=f"write {key}=VALUE once")
+        found[key] = unquote(value)
+    split, validation, revision = (found.pop(key, "") for key in _KEYS)
+    if split and split == validation:
+        raise ConfigurationError(
+            f"{data} trains on what it holds out",
+            remedy="name another part as validation, or leave it out to hold out every fifth row",
+        )
+    if len(set(found.values())) < len(found):
+        raise ConfigurationError(
+            f"{data} reads a column under two names", remedy="name each column once"
+        )
+    address = HubAddress(name, config, split, validation, revision, found)
+    if address.is_folder and revision:
+        raise ConfigurationError(f"{data}: a folder has no revisions", remedy="leave revision out")
+    return address
+
+
+def data_name(data: str) -> str:
+    """Return what data is called in titles and names of folders."""
+    return Path(data.partition("?")[0] if data.startswith(HUB) else data).name
+
+
+def load_hub(data: str) -> Rows:
+    """Return the part to train on, `train`, and what is held out, if there is such a part.
+
+    Raises:
+        ConfigurationError: If the address is wrong, or the data set cannot be loaded or lacks
+            what the address names.
+    """
+    address = parse_address(data)
+    if address.is_folder and not Path(address.name).is_dir():
+        raise ConfigurationError(f"{data}: there is no folder {address.name}", remedy="check it")
+    # A part that an address names is a split of its own, since it may be a slice.
+    found = dict(_load(data, address)) if not (address.split and address.validation) else {}
+    if address.split:
+        trained = {part.partition("[")[0].strip() for part in address.split.split("+")}
+        # What is trained on is not held out, also where the set calls it `test`.
+        found = {part: rows for part, rows in found.items() if part not in trained}
+        found[_TRAIN] = _load(data, address, address.split)
+    if _TRAIN not in found:
+        raise ConfigurationError(
+            f"{data} has no part train; it has {', '.join(found)}",
+            remedy="name the part to train on: ?split=NAME",
+        )
+    if address.validation:
+        held_out = _load(data, address, address.validation)
+    else:
+        held_out = next((found[part] for part in HELD_OUT_PARTS if found.get(part)), None)
+    parts = {_TRAIN: found[_TRAIN]}
+    if held_out is not None:
+        parts[HELD_OUT_PARTS[0]] = held_out
+    return {part: _name_columns(data, address, part, rows) for part, rows in parts.items()}
+
+
+def load_saved(folder: Path) -> Rows:
+    """Return what `save_to_disk` of `datasets` wrote.
+
+    Raises:
+        ConfigurationError: If `datasets` is not installed.
+    """
+    return _import_datasets().load_from_disk(str(folder))  # type: ignore[no-any-return]
+
+
+def _load(data: str, address: HubAddress, split: str = "") -> Any:
+    """Return all parts, or one split."""
+    datasets = _import_datasets()
+    try:
+        return datasets.load_dataset(
+            address.name,
+            address.config or None,
+            split=split or None,
+            revision=address.revision or None,
+        )
+    except Exception as error:
+        # The library raises whatever its transports raise.
+        raise ConfigurationError(
+            f"{data} cannot be loaded: {type(error).__name__}: {error}",
+            remedy="check the address and the network, or give a folder of JSONL files",
+        ) from error
+
+
+def _name_columns(data: str, address: HubAddress, part: str, rows: Any) -> Any:
+    """Return rows whose columns have the names that recipes read."""
+    there = list(rows.column_names)
+    missing = [source for source in address.columns.values() if source not in there]
+    if missing:
+        raise ConfigurationError(
+            f"{data}: the part {part} has no column {', '.join(missing)}",
+            remedy=f"its columns are {', '.join(there)}",
+        )
+    renamed = {source: name for name, source in address.columns.items() if source != name}
+    # A column of the set that has a name which is given to another one gives way.
+    hidden = [name for name in renamed.values() if name in there and name not in renamed]
+    return rows.remove_columns(hidden).rename_columns(renamed)
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigurationError(
+            "data of this form needs Hugging Face's datasets, which is not installed",
+            remedy="pip install 'tinsmith[data]'",
+        ) from error
+    return datasets
