@@ -75,6 +75,27 @@ def test_a_recipe_of_several_policies_takes_the_agents_of_the_job(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({}, ("m", "", "")),
+        ({"checkpoint": "r/a,r/b"}, ("", "r/a,r/b", "")),
+        ({"base_model": "m,n", "run": "r"}, ("m,n", "", "r")),
+    ],
+)
+def test_an_evaluation_plays_what_it_names_or_else_the_model_of_the_job(
+    parameters: dict[str, Any], named: tuple[str, str, str], tmp_path: Path
+) -> None:
+    saving = {"everySteps": 50, "keepLast": 3, "finalName": "final"}
+    described = {"type": "evaluate", "model": "m", "adapter": {"rank": 8}, "checkpoint": saving}
+
+    method = read_method(json.dumps({**described, "parameters": parameters}), tmp_path)
+
+    config = method.config
+    assert (config.base_model, config.checkpoint, config.run) == named
+    assert (method.base_model, config.output_dir, config.overwrite) == ("m", tmp_path, True)
+
+
+@pytest.mark.parametrize(
     ("method", "message"),
     [
         ({**METHOD, "type": "dance"}, "spec.method.type 'dance'"),
@@ -86,6 +107,22 @@ def test_a_recipe_of_several_policies_takes_the_agents_of_the_job(tmp_path: Path
         (
             {**METHOD, "type": "dpo", "parameters": {"begin_from": "c"}},
             "parameters.begin_from is set by spec.checkpoint.resumeFrom",
+        ),
+        (
+            {**METHOD, "type": "evaluate"},
+            "spec.method.maxSteps is set, and method evaluate trains nothing",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "checkpoint": {"resumeFrom": "r/c"}},
+            "spec.checkpoint.resumeFrom is set, and method evaluate trains nothing",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "parameters": {"run": ",".join(["r"] * 17)}},
+            "names 17 to evaluate, and a job takes 16",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "parameters": {"overwrite": False}},
+            "parameters.overwrite is set by nothing",
         ),
     ],
 )

@@ -13,7 +13,16 @@ from typing import Any
 from tinsmith.config_values import build
 from tinsmith.driver.agents import JobAgent
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes import distillation, dpo, match, rl, rl_episodes, self_play, supervised
+from tinsmith.recipes import (
+    distillation,
+    dpo,
+    evaluate,
+    match,
+    rl,
+    rl_episodes,
+    self_play,
+    supervised,
+)
 
 _RECIPES: dict[str, ModuleType] = {
     "supervised": supervised,
@@ -23,6 +32,7 @@ _RECIPES: dict[str, ModuleType] = {
     "match": match,
     "dpo": dpo,
     "distillation": distillation,
+    "evaluate": evaluate,
 }
 
 _SET_ELSEWHERE = {
@@ -39,6 +49,10 @@ _SET_ELSEWHERE = {
 }
 _DEFAULT_KEEP_LAST = 3
 _AGENTS = "agents"
+_WEIGHTS = ("base_model", "checkpoint", "run")
+"""Settings of an evaluation that name what plays; in what trains, two of them mean other things."""
+MAX_EVALUATED = 16
+"""Models, checkpoints and runs that an evaluation plays: their scores fit the status of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +62,14 @@ class Method:
     Attributes:
         recipe: The module.
         config: Its `Config`.
+        base_model: What its trainers and samplers have loaded.
         keep_last: Saves on the way that are kept.
         resume_from: Resource name of the checkpoint to begin from; empty for initial weights.
     """
 
     recipe: ModuleType
     config: Any
+    base_model: str
     keep_last: int
     resume_from: str
 
@@ -87,8 +103,9 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
         )
     recipe = _RECIPES[kind]
     parameters = method.get("parameters") or {}
+    own = _WEIGHTS if recipe is evaluate else ()
     for name in parameters:
-        if name in _SET_ELSEWHERE:
+        if name in _SET_ELSEWHERE and name not in own:
             raise ConfigurationError(
                 f"spec.method.parameters.{name} is set by {_SET_ELSEWHERE[name]}",
                 remedy="leave it out",
@@ -103,6 +120,8 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
         "checkpoint": checkpoint.get("finalName"),
         "data": method.get("data"),
     }
+    if recipe is evaluate:
+        described = _describe_evaluation(method, parameters)
     settings: dict[str, Any] = {
         **_whole_numbers(parameters),
         # What is left out has the recipe's own default.
@@ -117,14 +136,49 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
             "adapter": first.adapter,
             "rank": first.rank,
         }
-    if "base_model" not in settings:
+    base_model = method.get("model") if recipe is evaluate else settings.get("base_model")
+    if not base_model:
         raise ConfigurationError("TINSMITH_JOB_METHOD names no model", remedy="set spec.model.name")
     return Method(
         recipe,
         build(recipe.Config, settings, "spec.method.parameters."),
+        base_model=base_model,
         keep_last=int(checkpoint.get("keepLast") or _DEFAULT_KEEP_LAST),
         resume_from=checkpoint.get("resumeFrom") or "",
     )
+
+
+def _describe_evaluation(
+    method: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of an evaluation, which trains nothing and saves nothing.
+
+    Raises:
+        ConfigurationError: If the job says what only a training has.
+    """
+    for field, is_set in (
+        ("spec.method.maxSteps", method.get("maxSteps")),
+        ("spec.checkpoint.resumeFrom", (method.get("checkpoint") or {}).get("resumeFrom")),
+    ):
+        if is_set:
+            raise ConfigurationError(
+                f"{field} is set, and method evaluate trains nothing",
+                remedy="leave it out, and name what plays in spec.method.parameters: "
+                f"{', '.join(_WEIGHTS)}",
+            )
+    named = [word for name in _WEIGHTS for word in str(parameters.get(name, "")).split(",") if word]
+    if len(named) > MAX_EVALUATED:
+        raise ConfigurationError(
+            f"spec.method.parameters names {len(named)} to evaluate, and a job takes "
+            f"{MAX_EVALUATED}",
+            remedy="make several jobs",
+        )
+    return {
+        "base_model": "" if named else method.get("model"),
+        "data": method.get("data"),
+        # Results of a part of the job that was cut off: all is played again, by the same seeds.
+        "overwrite": True,
+    }
 
 
 def _whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
