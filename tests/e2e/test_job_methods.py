@@ -25,6 +25,7 @@ from tests.e2e.training import (
 )
 from tests.fakes.hub import HubMirror, running_hub
 from tests.fakes.s3_server import CREDENTIALS
+from tests.support.scenario_samples import SAMPLES, STEPS, shortened
 from tinsmith.names import shorten
 from tinsmith_local.tiny_model import build_tiny_model
 
@@ -285,6 +286,23 @@ def test_a_checkpoint_is_scored_beside_its_base_model_by_samplers_alone(started:
     told = {entry["name"] for entry in progress["scored"]["metrics"]}
     assert told >= {"reward", "gain", f"reward/{_POOLED}", f"reward/{shorten(saved)}"}
     assert "reward" in progress["scored-alone"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+def test_a_scenario_of_the_samples_trains_to_its_end(started: Started, sample: Path) -> None:
+    manifest = shortened(sample)
+    for role in ("trainer", "sampler"):
+        manifest["spec"]["roles"][role] = _PROCESSOR
+    manifest["spec"]["roles"]["driver"] = _DRIVER
+    name = manifest["metadata"]["name"]
+    started.deployment.jobs.create(name, manifest["spec"])
+
+    status = started.status(name)
+
+    assert status["progress"]["summary"] == f"{STEPS}/{STEPS}"
+    with started.deployment.client() as client:
+        final = status["checkpoint"]["final"]["name"]
+        assert client.checkpoints.get(final).base_model == manifest["spec"]["model"]["name"]
 
 
 def test_a_job_begins_with_the_checkpoint_of_another(started: Started) -> None:

@@ -376,6 +376,12 @@ SPECS = [
         "Failed",
         r"serve\.checkpoint is '\./final'; give ",
     ),
+    (
+        "scenario-of-all-weights-with-an-adapter",
+        "method: {type: rl, parameters: {scenario: math}}\ndata:\nroles: {sampler: {gpus: 1}}",
+        "Failed",
+        r"spec\.adapter\.type is 'lora', and the scenario has 'full'; set spec\.adapter\.type",
+    ),
     ("evaluation", "method: {type: evaluate}\n" + SCORED, "Running", ""),
     (
         "evaluation-of-checkpoints",

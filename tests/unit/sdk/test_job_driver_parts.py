@@ -20,6 +20,7 @@ from tinsmith.jobs.json_form import (
     to_json,
 )
 from tinsmith.recipes import distillation, dpo, rl, rl_episodes, self_play, supervised
+from tinsmith.recipes.scenarios.table import SCENARIOS
 
 METHOD: dict[str, Any] = {"type": "supervised", "model": "m", "maxSteps": 7}
 
@@ -95,6 +96,21 @@ def test_an_evaluation_plays_what_it_names_or_else_the_model_of_the_job(
     assert (method.base_model, config.output_dir, config.overwrite) == ("m", tmp_path, True)
 
 
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_is_its_settings_below_those_of_the_job(name: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    whole = {**scenario.settings, "base_model": "m", "num_validation": 7}
+    described = {"type": scenario.recipe, "model": "m", "checkpoint": {"everySteps": 50}}
+    described["adapter"] = {"type": whole["adapter"], "rank": 32}
+    described["parameters"] = {"scenario": name, "num_validation": 7}
+
+    config = read_method(json.dumps(described), tmp_path).config
+
+    assert {setting: getattr(config, setting) for setting in whole} == whole
+    shorter = read_method(json.dumps({**described, "maxSteps": 300}), tmp_path)
+    assert shorter.config.num_steps == 300
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -107,6 +123,24 @@ def test_an_evaluation_plays_what_it_names_or_else_the_model_of_the_job(
         (
             {**METHOD, "type": "dpo", "parameters": {"begin_from": "c"}},
             "parameters.begin_from is set by spec.checkpoint.resumeFrom",
+        ),
+        (
+            {**METHOD, "type": "rl", "parameters": {"scenario": "chess"}},
+            "scenario is 'chess', which is no scenario of method rl; use one of math (rl), ",
+        ),
+        (
+            {**METHOD, "type": "rl", "parameters": {"scenario": "gomoku"}},
+            "parameters.scenario is 'gomoku', which is no scenario of method rl",
+        ),
+        ({**METHOD, "type": "rl", "parameters": {"scenario": []}}, "parameters.scenario is []"),
+        (
+            {
+                **METHOD,
+                "type": "rl",
+                "parameters": {"scenario": "math"},
+                "adapter": {"type": "lora"},
+            },
+            "spec.adapter.type is 'lora', and the scenario has 'full'; set spec.adapter.type",
         ),
         (
             {**METHOD, "type": "evaluate"},

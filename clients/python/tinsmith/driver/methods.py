@@ -23,6 +23,7 @@ from tinsmith.recipes import (
     self_play,
     supervised,
 )
+from tinsmith.recipes.scenarios.table import SCENARIOS
 
 _RECIPES: dict[str, ModuleType] = {
     "supervised": supervised,
@@ -49,6 +50,7 @@ _SET_ELSEWHERE = {
 }
 _DEFAULT_KEEP_LAST = 3
 _AGENTS = "agents"
+_SCENARIO = "scenario"
 _WEIGHTS = ("base_model", "checkpoint", "run")
 """Settings of an evaluation that name what plays; in what trains, two of them mean other things."""
 MAX_EVALUATED = 16
@@ -102,7 +104,8 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
             remedy=f"use one of {', '.join(_RECIPES)}",
         )
     recipe = _RECIPES[kind]
-    parameters = method.get("parameters") or {}
+    parameters = dict(method.get("parameters") or {})
+    scenario = _read_scenario(kind, parameters.pop(_SCENARIO)) if _SCENARIO in parameters else {}
     own = _WEIGHTS if recipe is evaluate else ()
     for name in parameters:
         if name in _SET_ELSEWHERE and name not in own:
@@ -123,6 +126,7 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
     if recipe is evaluate:
         described = _describe_evaluation(method, parameters)
     settings: dict[str, Any] = {
+        **scenario,
         **_whole_numbers(parameters),
         # What is left out has the recipe's own default.
         **_whole_numbers({name: value for name, value in described.items() if value}),
@@ -136,6 +140,12 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
             "adapter": first.adapter,
             "rank": first.rank,
         }
+    if scenario and settings["adapter"] != scenario["adapter"]:
+        raise ConfigurationError(
+            f"spec.adapter.type is {settings['adapter']!r}, and the scenario has "
+            f"{scenario['adapter']!r}",
+            remedy=f"set spec.adapter.type to {scenario['adapter']}",
+        )
     base_model = method.get("model") if recipe is evaluate else settings.get("base_model")
     if not base_model:
         raise ConfigurationError("TINSMITH_JOB_METHOD names no model", remedy="set spec.model.name")
@@ -146,6 +156,23 @@ def read_method(text: str, output_dir: Path, agents: Sequence[JobAgent] = ()) ->
         keep_last=int(checkpoint.get("keepLast") or _DEFAULT_KEEP_LAST),
         resume_from=checkpoint.get("resumeFrom") or "",
     )
+
+
+def _read_scenario(kind: str, name: object) -> Mapping[str, Any]:
+    """Return the settings of a scenario, which those of the job win over.
+
+    Raises:
+        ConfigurationError: If there is none of the name, or it is one of another method.
+    """
+    scenario = SCENARIOS.get(name) if isinstance(name, str) else None
+    if scenario is None or scenario.recipe != kind:
+        known = ", ".join(f"{each} ({found.recipe})" for each, found in SCENARIOS.items())
+        raise ConfigurationError(
+            f"spec.method.parameters.{_SCENARIO} is {name!r}, which is no scenario of method "
+            f"{kind}",
+            remedy=f"use one of {known}, with its method",
+        )
+    return scenario.settings
 
 
 def _describe_evaluation(
