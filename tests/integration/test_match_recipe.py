@@ -136,6 +136,10 @@ def test_a_single_policy_plays_a_script_and_a_checkpoint(
         ({"agents": "black,"}, "agents is 'black,'"),
         ({"validation_opponent": "honest"}, "validation_opponent is 'honest'"),
         (
+            {"num_steps": 50, "num_imitation_steps": 40, "num_practice_steps": 10},
+            "num_steps is 50, and 50 of them come before the match",
+        ),
+        (
             {"num_practice_steps": 1, "practice_opponent": "honest"},
             "practice_opponent is 'honest'",
         ),

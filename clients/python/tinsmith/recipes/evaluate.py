@@ -37,6 +37,8 @@ __all__ = ["Config", "Summary", "main"]
 _ROOT = Path("runs")
 _CONFIG_FILE = "config.json"
 ANSWERS = "answers.jsonl"
+_MOST_REPORTED = 64
+"""Figures that the status of a job has room for."""
 """File with a row for each task: what was asked, and what was said to it."""
 
 
@@ -142,7 +144,9 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
 def _reported(summaries: Sequence[Summary]) -> dict[str, float]:
     """Return the figures of the last that played, and of several the reward of each so far."""
     rewards = {f"reward/{each.weights}": each.reward for each in summaries}
-    return summaries[-1].figures | (rewards if len(rewards) > 1 else {})
+    found = (rewards if len(rewards) > 1 else {}) | summaries[-1].figures
+    # A report with more is refused as a whole; reasons of ending are the last.
+    return dict(list(found.items())[:_MOST_REPORTED])
 
 
 def _open(config: Config, client: Client) -> dict[str, Sampler]:

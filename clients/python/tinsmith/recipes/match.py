@@ -135,8 +135,9 @@ def main(
         What came out, for each policy.
 
     Raises:
-        ConfigurationError: If there is no such game, order or script, the environment is not
-            there, the seats are no two, or `output_dir` holds another experiment.
+        ConfigurationError: If there is no such game, order or script, no step is left for the
+            match, the environment is not there, the seats are no two, or `output_dir` holds
+            another experiment.
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
@@ -144,6 +145,12 @@ def main(
     order = choose_order(game, config.order)
     if config.num_practice_steps:
         check_script(game, "practice_opponent", config.practice_opponent)
+        before = config.num_imitation_steps + config.num_practice_steps
+        if before >= config.num_steps:
+            raise ConfigurationError(
+                f"num_steps is {config.num_steps}, and {before} of them come before the match",
+                remedy="raise num_steps, or lower num_imitation_steps or num_practice_steps",
+            )
     policies = tuple(agents) or _policies(config, client)
     environment = None
     if config.environment:

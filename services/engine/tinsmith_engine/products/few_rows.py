@@ -17,8 +17,11 @@ from tinsmith_engine.products.split_products import ROW_TILE, KSplit
 
 _SHORTEST = 4
 """Products of four rows are the narrowest that pay."""
-_COMPARED_ROWS = 64
-_COUNTS = (2, 3, 8, 64)
+_COMPARED_ROWS = 32
+_MOST_INPUTS = 1024
+_MOST_OUTPUTS = 128
+"""What is larger is small to no library, and a vocabulary's columns would take gigabytes."""
+_COUNTS = (2, 3, 8, 32)
 """Numbers of matrices that are multiplied at once."""
 _SPREAD = 6
 _NUM_CANCELLING = 4
@@ -42,6 +45,7 @@ def fewest_rows(
     """
     if device_type != "cpu" or not split.is_exact:
         return _SHORTEST
+    num_inputs, num_outputs = min(num_inputs, _MOST_INPUTS), min(num_outputs, _MOST_OUTPUTS)
     left, right = cancelling_factors(max(_COUNTS), num_inputs, num_outputs, dtype)
     wanted = split.batched(left, right)
 

@@ -149,7 +149,7 @@ class KSplit:
         if not self.is_exact or left.device.type != "cpu":
             return 1
         if left.dtype != torch.float32:
-            return _NARROW_LEAST // (left.numel() * right.shape[2]) + 1
+            return _NARROW_LEAST // max(left.numel() * right.shape[2], 1) + 1
         is_shared = left.shape[1] % _SHARED_STEP != 0 or right.shape[2] % _SHARED_STEP != 0
         return 2 if len(left) == 1 and is_shared else 1
 

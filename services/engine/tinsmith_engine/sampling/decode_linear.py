@@ -280,7 +280,7 @@ def _has_the_trainers_bits(shape: AdapterShape, split: KSplit) -> bool:
 def _tile_rows(target: LoraTarget, split: KSplit) -> int:
     """Return the rows of a tile of such adapters that gives the trainer's bits."""
     rank = target.b[0].shape[-1]
-    if rank % _RANK_STEP:
+    if rank % _RANK_STEP and (target.a.device.type == "cpu" or rank < _RANK_STEP):
         return SEGMENT_ROWS
     if _is_read_in_place(target, split):
         return _LORA_TILE

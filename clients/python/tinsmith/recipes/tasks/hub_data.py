@@ -37,6 +37,8 @@ HELD_OUT_PARTS = ("validation", "test")
 """Parts that are held out, unless an address names another; the first that is there."""
 
 _TRAIN = "train"
+_ALL = "all"
+"""All parts, as `datasets` calls them."""
 _KEYS = ("split", "validation", "revision")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?|[./].*")
 
@@ -94,11 +96,6 @@ def parse_address(data: str) -> HubAddress:
             raise ConfigurationError(f"{data}: {key} {problem}", remedy=f"write {key}=VALUE once")
         found[key] = unquote(value)
     split, validation, revision = (found.pop(key, "") for key in _KEYS)
-    if split and split == validation:
-        raise ConfigurationError(
-            f"{data} trains on what it holds out",
-            remedy="name another part as validation, or leave it out to hold out every fifth row",
-        )
     if len(set(found.values())) < len(found):
         raise ConfigurationError(
             f"{data} reads a column under two names", remedy="name each column once"
@@ -124,23 +121,31 @@ def load_hub(data: str) -> Rows:
     address = parse_address(data)
     if address.is_folder and not Path(address.name).is_dir():
         raise ConfigurationError(f"{data}: there is no folder {address.name}", remedy="check it")
-    # A part that an address names is a split of its own, since it may be a slice.
-    found = dict(_load(data, address)) if not (address.split and address.validation) else {}
-    if address.split:
-        trained = {part.partition("[")[0].strip() for part in address.split.split("+")}
-        # What is trained on is not held out, also where the set calls it `test`.
-        found = {part: rows for part, rows in found.items() if part not in trained}
-        found[_TRAIN] = _load(data, address, address.split)
-    if _TRAIN not in found:
+    if not address.is_folder and Path(address.name).exists():
+        # The library would take the folder, whatever revision the address names.
+        raise ConfigurationError(
+            f"{data} is a folder here too", remedy=f"write {HUB}./{address.name} for the folder"
+        )
+    found = dict(_load(data, address))
+    if not address.split and _TRAIN not in found:
         raise ConfigurationError(
             f"{data} has no part train; it has {', '.join(found)}",
             remedy="name the part to train on: ?split=NAME",
         )
-    if address.validation:
-        held_out = _load(data, address, address.validation)
+    lengths = {part: len(rows) for part, rows in found.items()}
+    trained = _stretches(data, address.split or _TRAIN, lengths)
+    if not address.validation:
+        # What is trained on is not held out, also where the set calls it `test`.
+        free = {part: rows for part, rows in found.items() if rows and part not in trained}
+        held_out = next((free[part] for part in HELD_OUT_PARTS if part in free), None)
+    elif _meet(trained, _stretches(data, address.validation, lengths)):
+        raise ConfigurationError(
+            f"{data} trains on what it holds out",
+            remedy="name stretches that do not meet: ?split=train[20%:]&validation=train[:20%]",
+        )
     else:
-        held_out = next((found[part] for part in HELD_OUT_PARTS if found.get(part)), None)
-    parts = {_TRAIN: found[_TRAIN]}
+        held_out = _load(data, address, address.validation)
+    parts = {_TRAIN: _load(data, address, address.split) if address.split else found[_TRAIN]}
     if held_out is not None:
         parts[HELD_OUT_PARTS[0]] = held_out
     return {part: _name_columns(data, address, part, rows) for part, rows in parts.items()}
@@ -171,6 +176,42 @@ def _load(data: str, address: HubAddress, split: str = "") -> Any:
             f"{data} cannot be loaded: {type(error).__name__}: {error}",
             remedy="check the address and the network, or give a folder of JSONL files",
         ) from error
+
+
+def _stretches(
+    data: str, split: str, lengths: Mapping[str, int]
+) -> dict[str, list[tuple[int, int]]]:
+    """Return the rows that a split takes of each part, as first row and end."""
+    parts = {name.partition("[")[0].strip() for name in split.split("+")}
+    if unknown := parts - {*lengths, _ALL}:
+        raise ConfigurationError(
+            f"{data} has no part {', '.join(sorted(unknown))}",
+            remedy=f"its parts are {', '.join(lengths)}",
+        )
+    if _ALL in parts:
+        return {part: [(0, length)] for part, length in lengths.items()}
+    try:
+        taken = _import_datasets().ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise ConfigurationError(
+            f"{data}: {split} is no split: {error}", remedy="write a part, or PART[FROM:TO]"
+        ) from error
+    found: dict[str, list[tuple[int, int]]] = {}
+    for one in taken:
+        found.setdefault(one.splitname, []).append((one.from_, one.to))
+    return found
+
+
+def _meet(
+    left: Mapping[str, list[tuple[int, int]]], right: Mapping[str, list[tuple[int, int]]]
+) -> bool:
+    """Whether two splits have a row in common."""
+    return any(
+        max(first, other_first) < min(end, other_end)
+        for part in left.keys() & right.keys()
+        for first, end in left[part]
+        for other_first, other_end in right[part]
+    )
 
 
 def _name_columns(data: str, address: HubAddress, part: str, rows: Any) -> Any:
