@@ -135,9 +135,9 @@ def main(
         What came out, for each policy.
 
     Raises:
-        ConfigurationError: If there is no such game, order or script, no step is left for the
-            match, the environment is not there, the seats are no two, or `output_dir` holds
-            another experiment.
+        ConfigurationError: If there is no such game, order, script or environment, or the seats
+            are no two. Also if no step is left for the match, or `output_dir` holds another
+            experiment.
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
