@@ -16,7 +16,7 @@ from torch import Tensor
 from tinsmith_engine.arena.adapter_targets import ExpertSpecs
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.packing.moe_routing import GroupBatch
-from tinsmith_engine.products.few_rows import fewest_rows
+from tinsmith_engine.products.few_rows import fewest_adapter_rows
 from tinsmith_engine.products.split_products import KSplit
 
 
@@ -69,9 +69,7 @@ class ExpertLora:
 
     def fewest_rows(self, split: KSplit) -> int:
         """Return the fewest rows of a group that have the bits of rows in any longer one."""
-        num_inputs, rank = self.a.shape[3], self.b[0].shape[3]
-        sizes = {(num_inputs, self.a.shape[2]), *((rank, b.shape[2]) for b in self.b)}
-        return max(fewest_rows(split, *pair, self.a.dtype, self.a.device.type) for pair in sizes)
+        return fewest_adapter_rows(split, self.a, self.b)
 
     def add_forward_(
         self, y: Tensor, x: Tensor, batches: Sequence[GroupBatch], split: KSplit

@@ -9,6 +9,7 @@ depends on all sizes, the number of matrices among them. So it is tried once for
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +64,18 @@ def fewest_rows(
     while num_rows < ROW_TILE and not agree(num_rows):
         num_rows *= 2
     return num_rows
+
+
+def fewest_adapter_rows(split: KSplit, a: Tensor, b: Sequence[Tensor]) -> int:
+    """Return the fewest rows of both products of an adapter.
+
+    Args:
+        split: How long sums are cut.
+        a: [..., parts * rank, in].
+        b: For each part [..., out, rank].
+    """
+    sizes = {(a.shape[-1], a.shape[-2]), *((part.shape[-1], part.shape[-2]) for part in b)}
+    return max(fewest_rows(split, *pair, a.dtype, a.device.type) for pair in sizes)
 
 
 def cancelling_factors(

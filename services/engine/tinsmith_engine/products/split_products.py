@@ -123,21 +123,53 @@ class KSplit:
         """Return `left @ right` for left [B, n, K] and right [B, K, m]."""
         if self.tiles is not None:
             return self.tiles.batched(left, right)
-        if self._is_outer(left):
-            return left * right
         blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
         if left.dtype != torch.float32 and len(blocks) > 1 and self.block is not None:
             return self.batched(left.float(), right.float()).to(left.dtype)
-        times = self._times(left, right)
-        if times == 1:
-            return self._batched(left, right, blocks)
-        return self._batched(_repeated(left, times), _repeated(right, times), blocks)[: len(left)]
+        return self._summed(left, right, blocks)
 
-    def _batched(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
-        y = torch.bmm(left[:, :, blocks[0]], right[:, blocks[0]])
-        for block in blocks[1:]:
-            y.baddbmm_(left[:, :, block], right[:, block])
-        return y
+    def narrow(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ right` for left [B, n, K] and right [B, K, m], K too short to be cut."""
+        if self.tiles is not None:
+            return self.tiles.batched(left, right)
+        return self._summed(left, right, self._blocks(left.shape[2], None))
+
+    def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
+        """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
+        if self.tiles is not None:
+            self.tiles.add_batched_(out, left, right, adds=adds)
+        else:
+            blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
+            self._add_summed_(out, left, right, blocks, adds=adds)
+
+    def add_narrow_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add to out [B, n, m], of the factors' dtype, what `narrow` returns."""
+        if self.tiles is not None:
+            self.tiles.add_batched_(out, left, right)
+        else:
+            self._add_summed_(out, left, right, self._blocks(left.shape[2], None), adds=True)
+
+    def _summed(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
+        if self._is_outer(left):
+            return left * right
+        if (times := self._times(left, right)) > 1:
+            num_matrices = len(left)
+            left, right = _repeated(left, times), _repeated(right, times)
+            return _sum_blocks(left, right, blocks)[:num_matrices]
+        return _sum_blocks(left, right, blocks)
+
+    def _add_summed_(
+        self, out: Tensor, left: Tensor, right: Tensor, blocks: Sequence[slice], *, adds: bool
+    ) -> None:
+        if self._is_outer(left):
+            _add_outer_(out, left, right, adds=adds)
+        elif (times := self._times(left, right)) > 1:
+            more = out.repeat(times, 1, 1)
+            left, right = _repeated(left, times), _repeated(right, times)
+            _add_blocks_(more, left, right, blocks, adds=adds)
+            out.copy_(more[: len(out)])
+        else:
+            _add_blocks_(out, left, right, blocks, adds=adds)
 
     def _times(self, left: Tensor, right: Tensor) -> int:
         """Return how often a batch is computed beside itself, to be summed as larger ones are.
@@ -160,51 +192,6 @@ class KSplit:
         matrices and where they lie. So it is rounded here, whatever lies beside it.
         """
         return left.shape[2] == 1 and self.is_exact
-
-    def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
-        """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
-        if self.tiles is not None:
-            self.tiles.add_batched_(out, left, right, adds=adds)
-            return
-        if self._is_outer(left):
-            _add_outer_(out, left, right, adds=adds)
-            return
-        blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
-        times = self._times(left, right)
-        if times > 1:
-            more = out.repeat(times, 1, 1)
-            self.add_batched_(more, _repeated(left, times), _repeated(right, times), adds=adds)
-            out.copy_(more[: len(out)])
-            return
-        # beta 0 does not read what is there, so it may be anything, NaN included.
-        beta = 1 if adds else 0
-        for block in blocks:
-            out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
-            beta = 1
-
-    def narrow(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return `left @ right` for left [B, n, K] and right [B, K, m], K too short to be cut."""
-        if self.tiles is not None:
-            return self.tiles.batched(left, right)
-        if self._is_outer(left):
-            return left * right
-        times = self._times(left, right)
-        if times == 1:
-            return torch.bmm(left, right)
-        return torch.bmm(_repeated(left, times), _repeated(right, times))[: len(left)]
-
-    def add_narrow_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add to out [B, n, m], of the factors' dtype, what `narrow` returns."""
-        if self.tiles is not None:
-            self.tiles.add_batched_(out, left, right)
-        elif self._is_outer(left):
-            _add_outer_(out, left, right)
-        elif (times := self._times(left, right)) > 1:
-            more = out.repeat(times, 1, 1)
-            more.baddbmm_(_repeated(left, times), _repeated(right, times))
-            out.copy_(more[: len(out)])
-        else:
-            out.baddbmm_(left, right)
 
     def add_product_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
         """Add `left @ right` to float32 out [n, m], whatever the dtype of the factors."""
@@ -318,6 +305,23 @@ def _distinct(factors: Sequence[Factor]) -> Iterator[Factor]:
 def _repeated(matrices: Tensor, times: int) -> Tensor:
     """Return a batch as often as given, one after the other; of a lone matrix only the view."""
     return matrices.expand(times, -1, -1) if len(matrices) == 1 else matrices.repeat(times, 1, 1)
+
+
+def _sum_blocks(left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
+    y = torch.bmm(left[:, :, blocks[0]], right[:, blocks[0]])
+    if len(blocks) > 1:
+        _add_blocks_(y, left, right, blocks[1:], adds=True)
+    return y
+
+
+def _add_blocks_(
+    out: Tensor, left: Tensor, right: Tensor, blocks: Sequence[slice], *, adds: bool
+) -> None:
+    # beta 0 does not read what is there, so it may be anything, NaN included.
+    beta = 1 if adds else 0
+    for block in blocks:
+        out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
+        beta = 1
 
 
 def _add_outer_(out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:

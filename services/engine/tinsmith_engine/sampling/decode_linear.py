@@ -34,7 +34,7 @@ from tinsmith_engine.products.adapter_products import (
     AdapterSegments,
     AdapterShape,
 )
-from tinsmith_engine.products.few_rows import fewest_rows
+from tinsmith_engine.products.few_rows import fewest_adapter_rows
 from tinsmith_engine.products.small_products import KERNEL_ROWS, LANES
 from tinsmith_engine.products.split_products import KSplit, padded_rows
 
@@ -284,12 +284,7 @@ def _tile_rows(target: LoraTarget, split: KSplit) -> int:
         return SEGMENT_ROWS
     if _is_read_in_place(target, split):
         return _LORA_TILE
-    sizes = {
-        (target.a.shape[-1], target.a.shape[-2]),
-        *((rank, b.shape[-2]) for b in target.b),
-    }
-    like = target.a
-    return max(fewest_rows(split, *pair, like.dtype, like.device.type) for pair in sizes)
+    return fewest_adapter_rows(split, target.a, target.b)
 
 
 def _in_place(

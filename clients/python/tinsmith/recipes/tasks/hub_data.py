@@ -43,6 +43,8 @@ _KEYS = ("split", "validation", "revision")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?|[./].*")
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+_Stretch = tuple[str, int, int]
+"""A part, the first of its rows that are taken, and where they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +138,19 @@ def load_hub(data: str) -> Rows:
     trained = _stretches(data, address.split or _TRAIN, lengths)
     if not address.validation:
         # What is trained on is not held out, also where the set calls it `test`.
-        free = {part: rows for part, rows in found.items() if rows and part not in trained}
-        held_out = next((free[part] for part in HELD_OUT_PARTS if part in free), None)
-    elif _meet(trained, _stretches(data, address.validation, lengths)):
-        raise ConfigurationError(
-            f"{data} trains on what it holds out",
-            remedy="name stretches that do not meet: ?split=train[20%:]&validation=train[:20%]",
-        )
+        taken = {part for part, _, _ in trained}
+        free = [part for part in HELD_OUT_PARTS if found.get(part) and part not in taken]
+        held_out = [(part, 0, lengths[part]) for part in free[:1]]
     else:
-        held_out = _load(data, address, address.validation)
-    parts = {_TRAIN: _load(data, address, address.split) if address.split else found[_TRAIN]}
-    if held_out is not None:
-        parts[HELD_OUT_PARTS[0]] = held_out
+        held_out = _stretches(data, address.validation, lengths)
+        if _meet(trained, held_out):
+            raise ConfigurationError(
+                f"{data} trains on what it holds out",
+                remedy="name stretches that do not meet: ?split=train[20%:]&validation=train[:20%]",
+            )
+    parts = {_TRAIN: _take(data, found, trained)}
+    if held_out:
+        parts[HELD_OUT_PARTS[0]] = _take(data, found, held_out)
     return {part: _name_columns(data, address, part, rows) for part, rows in parts.items()}
 
 
@@ -160,14 +163,13 @@ def load_saved(folder: Path) -> Rows:
     return _import_datasets().load_from_disk(str(folder))  # type: ignore[no-any-return]
 
 
-def _load(data: str, address: HubAddress, split: str = "") -> Any:
-    """Return all parts, or one split."""
+def _load(data: str, address: HubAddress) -> Any:
+    """Return all parts."""
     datasets = _import_datasets()
     try:
         return datasets.load_dataset(
             address.name,
             address.config or None,
-            split=split or None,
             revision=address.revision or None,
         )
     except Exception as error:
@@ -178,10 +180,8 @@ def _load(data: str, address: HubAddress, split: str = "") -> Any:
         ) from error
 
 
-def _stretches(
-    data: str, split: str, lengths: Mapping[str, int]
-) -> dict[str, list[tuple[int, int]]]:
-    """Return the rows that a split takes of each part, as first row and end."""
+def _stretches(data: str, split: str, lengths: Mapping[str, int]) -> list[_Stretch]:
+    """Return the rows that a split takes, in its order."""
     parts = {name.partition("[")[0].strip() for name in split.split("+")}
     if unknown := parts - {*lengths, _ALL}:
         raise ConfigurationError(
@@ -189,29 +189,34 @@ def _stretches(
             remedy=f"its parts are {', '.join(lengths)}",
         )
     if _ALL in parts:
-        return {part: [(0, length)] for part, length in lengths.items()}
+        return [(part, 0, length) for part, length in lengths.items()]
     try:
         taken = _import_datasets().ReadInstruction.from_spec(split).to_absolute(lengths)
     except (ValueError, AssertionError) as error:
         raise ConfigurationError(
             f"{data}: {split} is no split: {error}", remedy="write a part, or PART[FROM:TO]"
         ) from error
-    found: dict[str, list[tuple[int, int]]] = {}
-    for one in taken:
-        found.setdefault(one.splitname, []).append((one.from_, one.to))
-    return found
+    return [(one.splitname, one.from_, one.to) for one in taken]
 
 
-def _meet(
-    left: Mapping[str, list[tuple[int, int]]], right: Mapping[str, list[tuple[int, int]]]
-) -> bool:
+def _meet(left: Sequence[_Stretch], right: Sequence[_Stretch]) -> bool:
     """Whether two splits have a row in common."""
     return any(
-        max(first, other_first) < min(end, other_end)
-        for part in left.keys() & right.keys()
-        for first, end in left[part]
-        for other_first, other_end in right[part]
+        part == other_part and max(first, other_first) < min(end, other_end)
+        for part, first, end in left
+        for other_part, other_first, other_end in right
     )
+
+
+def _take(data: str, found: Mapping[str, Any], stretches: Sequence[_Stretch]) -> Any:
+    """Return the rows of stretches, one after the other."""
+    rows = [found[part].select(range(first, end)) for part, first, end in stretches]
+    try:
+        return _import_datasets().concatenate_datasets(rows)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{data} takes parts that differ: {error}", remedy="name parts with the same columns"
+        ) from error
 
 
 def _name_columns(data: str, address: HubAddress, part: str, rows: Any) -> Any:
