@@ -37,9 +37,9 @@ __all__ = ["Config", "Summary", "main"]
 _ROOT = Path("runs")
 _CONFIG_FILE = "config.json"
 ANSWERS = "answers.jsonl"
+"""File with a row for each task: what was asked, and what was said to it."""
 _MOST_REPORTED = 64
 """Figures that the status of a job has room for."""
-"""File with a row for each task: what was asked, and what was said to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
