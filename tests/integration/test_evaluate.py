@@ -155,10 +155,36 @@ def test_evaluate_takes_a_score_of_ones_own(client: tinsmith.Client, tmp_path: P
     assert sorted(rewards) == [0.0, 0.5, 1.0]
 
 
+def test_a_model_judges_the_answers_of_another(client: tinsmith.Client, tmp_path: Path) -> None:
+    rows = [{"prompt": f"count to {number}", "answer": number} for number in range(20)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = client.create_lora_training_run("tiny", rank=4)
+    checkpoint = shorten(run.save_state("judge").result().name)
+    found = []
+    for judge in ("tiny", checkpoint):
+        out = tmp_path / judge.replace("/", "-")
+        config = evaluate.Config(
+            base_model="tiny",
+            data=str(tmp_path / "data.jsonl"),
+            judge=judge,
+            judge_instruction="Judge whether the answer counts as far as asked.",
+            num_validation=4,
+            output_dir=out,
+        )
+        [summary] = evaluate.main(config, client)
+        assert summary.num_tasks == 4
+        found.append(json.loads((out / "rewards.json").read_text())["tiny"]["rewards"])
+    # A model that knows nothing writes a number as well, and no other text.
+    assert {round(10 * reward) for reward in found[0]} <= set(range(11))
+    # An adapter that was never trained judges as its base model does.
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         pytest.param({}, "one source", id="nothing"),
+        pytest.param({"base_model": "tiny", "judge": "solomon"}, "solomon", id="judge"),
         pytest.param({"base_model": "tiny", "environment": "chess"}, "chess", id="unknown"),
         pytest.param(
             {"base_model": "tiny", "environment": "guessing", "environment_config": "[1]"},
@@ -171,7 +197,7 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     client: tinsmith.Client, tmp_path: Path, settings: dict[str, str], problem: str
 ) -> None:
     config = evaluate.Config(**settings, output_dir=tmp_path / "out")
-    with pytest.raises(tinsmith.ConfigurationError, match=problem):
+    with pytest.raises((tinsmith.ConfigurationError, tinsmith.NotFoundError), match=problem):
         evaluate.main(config, client)
     assert not (tmp_path / "out").exists()
 

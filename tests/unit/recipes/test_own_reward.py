@@ -11,7 +11,7 @@ import pytest
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl
-from tinsmith.recipes.tasks.own_reward import RewardedPrompts
+from tinsmith.recipes.tasks.own_reward import RewardedPrompts, judged_by, load_reward
 
 CODE = """
 def score(row, completion):
@@ -51,7 +51,7 @@ def play(tasks: Any, seed: int, answer: str, *, is_validation: bool = False) -> 
 
 
 def test_a_function_rewards_the_answers_to_prompts_of_a_file(code: Path, data: Path) -> None:
-    tasks = RewardedPrompts(str(data), f"{code}:score")
+    tasks = RewardedPrompts(str(data), load_reward(f"{code}:score"))
     asked = {play(tasks, seed, "3")[0]: play(tasks, seed, "3")[1] for seed in range(8)}
     # Every fifth row is held out; the others are played before one is played again.
     assert sorted(asked) == [f"say {number}" for number in (1, 2, 3, 4, 6, 7, 8, 9)]
@@ -60,7 +60,7 @@ def test_a_function_rewards_the_answers_to_prompts_of_a_file(code: Path, data: P
 
 
 def test_a_reward_that_is_no_number_loses_the_episode(code: Path, data: Path) -> None:
-    tasks = RewardedPrompts(str(data), f"{code}:wrong")
+    tasks = RewardedPrompts(str(data), load_reward(f"{code}:wrong"))
     with pytest.raises(TypeError, match="the reward is '1', which is no finite number"):
         play(tasks, 0, "x")
 
@@ -68,7 +68,27 @@ def test_a_reward_that_is_no_number_loses_the_episode(code: Path, data: Path) ->
 def test_one_row_is_too_few(code: Path, data: Path) -> None:
     data.write_text('{"prompt": "alone"}')
     with pytest.raises(ConfigurationError, match="needs at least 2 rows"):
-        RewardedPrompts(str(data), f"{code}:score")
+        RewardedPrompts(str(data), load_reward(f"{code}:score"))
+
+
+class Asked:
+    """A judge that keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, str, str]] = []
+
+    def score(self, messages: Any, answer: str, *, reference: str = "") -> float:
+        """Return the same for all."""
+        self.calls.append((messages, answer, reference))
+        return 0.3
+
+
+def test_a_judge_reads_the_prompt_the_answer_and_that_of_the_row(data: Path) -> None:
+    judge: Any = Asked()
+    asked, reward = play(RewardedPrompts(str(data), judged_by(judge)), 5, "x", is_validation=True)
+    number = asked.removeprefix("say ")
+    assert reward == 0.3
+    assert judge.calls == [([{"role": "user", "content": asked}], "x", number)]
 
 
 class Served:
@@ -88,6 +108,11 @@ class Served:
         ({"reward": "a.py:b", "environment": "guessing"}, "both given"),
         ({"reward": "a.py:b", "rollouts": "server"}, "not played on the server"),
         ({"environment": "a.py:B", "num_imitation_steps": 1}, "no pupil to imitate"),
+        ({"judge": "tiny", "num_imitation_steps": 1}, "no pupil to imitate"),
+        ({"judge": "tiny", "environment": "guessing"}, "judge and environment are both given"),
+        ({"judge": "tiny", "rollouts": "server"}, "a judge .* not played on the server"),
+        ({"judge": "tiny", "reward": "a.py:b"}, "reward and judge are both given"),
+        ({"judge_instruction": "Be brief."}, "belongs to judge="),
     ],
 )
 def test_settings_that_contradict_a_reward_are_refused(

@@ -28,7 +28,7 @@ from tinsmith.recipes.experiment.run_log import METRICS
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
-from tinsmith.recipes.rewarded_source import RewardedData
+from tinsmith.recipes.rewarded_source import RewardedData, is_rewarded
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler import Sampler
 
@@ -62,8 +62,12 @@ class Config:
     environment_config: str = ""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
+    judge: str = ""
+    """A model that scores the answers instead, from 0 to 1: a base model, or a checkpoint."""
+    judge_instruction: str = ""
+    """What a good answer is, for the judge."""
     step_timeout_s: float = STEP_TIMEOUT_S
-    """What a step of your own environment, or a call of your own reward, may take."""
+    """What a step of your own environment, or a call of a reward or judge, may take."""
     rollouts: str = "client"
     """Where episodes are played: in the `client`, or of a served name on the `server`."""
     num_validation: int = 256
@@ -187,8 +191,8 @@ def _prepare(config: Config, client: Client, sampler: Sampler) -> Callable[[Roll
         history=config.history,
     )
     model = served[sampler.base_model]
-    if config.reward:
-        code = RewardedData(config)
+    if is_rewarded(config):
+        code = RewardedData(config, client)
         return lambda keeper: code.source(settings, sampler, sampler.get_tokenizer(), model, keeper)
     if config.environment:
         plan = plan_environments(config, client, max_context_tokens=model.max_context_tokens)

@@ -1,22 +1,24 @@
-"""Prompts with a reward function of the user's own as experience: the setting `reward`."""
+"""Prompts with a reward of the user's own as experience: the settings `reward` and `judge`."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Protocol
 
+from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import SourceConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
-from tinsmith.recipes.tasks.own_reward import RewardedPrompts
+from tinsmith.recipes.tasks.own_reward import RewardedPrompts, judged_by, load_reward
+from tinsmith.rollouts.judge import INSTRUCTION, Judge
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInfo
 
 
 class RewardConfig(Protocol):
-    """The settings of a recipe that a function of the user's own rewards."""
+    """The settings of a recipe that a function of the user's own, or a judge, rewards."""
 
     @property
     def data(self) -> str: ...  # noqa: D102
@@ -25,35 +27,63 @@ class RewardConfig(Protocol):
     @property
     def reward(self) -> str: ...  # noqa: D102
     @property
+    def judge(self) -> str: ...  # noqa: D102
+    @property
+    def judge_instruction(self) -> str: ...  # noqa: D102
+    @property
     def rollouts(self) -> str: ...  # noqa: D102
     @property
     def step_timeout_s(self) -> float: ...  # noqa: D102
 
 
+def is_rewarded(config: RewardConfig) -> bool:
+    """Whether the data is rewarded by a function of the user's own, or by a judge.
+
+    Raises:
+        ConfigurationError: If both are given, or what a judge is told and no judge.
+    """
+    if config.reward and config.judge:
+        raise ConfigurationError(
+            "reward and judge are both given, and either scores the answers",
+            remedy="give one of them",
+        )
+    if config.judge_instruction and not config.judge:
+        raise ConfigurationError(
+            "judge_instruction belongs to judge=, which is not given",
+            remedy="leave judge_instruction out, or name a model in judge=",
+        )
+    return bool(config.reward or config.judge)
+
+
 class RewardedData:
-    """Prompts and their reward function, imported and ready to be played.
+    """Prompts and what rewards their answers, ready to be played.
 
     Args:
         config: Settings.
+        client: Of the service, which serves a judge.
 
     Raises:
         ConfigurationError: If it cannot be had, or cannot be played so.
+        NotFoundError: If there is no such judge.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, client: Client) -> None:
+        name = "judge" if config.judge else "reward"
         if config.environment:
             raise ConfigurationError(
-                "reward and environment are both given, and an environment rewards by itself",
+                f"{name} and environment are both given, and an environment rewards by itself",
                 remedy="give one of them",
             )
         if config.rollouts != "client":
             raise ConfigurationError(
-                "a reward of this process is not played on the server",
+                f"a {name} of this process is not played on the server",
                 remedy="set rollouts=client",
             )
-        self._name = config.reward
+        self._name = f"judge:{config.judge}" if config.judge else config.reward
         self._prompts = RewardedPrompts(
-            config.data, config.reward, step_timeout_s=config.step_timeout_s
+            config.data,
+            judged_by(_open_judge(config, client)) if config.judge else load_reward(config.reward),
+            step_timeout_s=config.step_timeout_s,
         )
 
     def source(
@@ -76,3 +106,13 @@ class RewardedData:
             name=self._name,
             keeper=keeper,
         )
+
+
+def _open_judge(config: RewardConfig, client: Client) -> Judge:
+    """Return the judge that is named: a base model, or a checkpoint by its slash."""
+    kind = "checkpoint" if "/" in config.judge else "base_model"
+    return Judge(
+        client.create_sampler(**{kind: config.judge}),
+        instruction=config.judge_instruction or INSTRUCTION,
+        timeout_s=config.step_timeout_s,
+    )

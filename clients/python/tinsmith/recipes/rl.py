@@ -27,7 +27,7 @@ from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.rewarded_source import RewardedData
+from tinsmith.recipes.rewarded_source import RewardedData, is_rewarded
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems
@@ -57,8 +57,12 @@ class Config:
     """Where episodes are played: in the `client`, or of a served name on the `server`."""
     reward: str = ""
     """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
+    judge: str = ""
+    """A model that scores the answers instead, from 0 to 1: a base model, or a checkpoint."""
+    judge_instruction: str = ""
+    """What a good answer is, for the judge."""
     step_timeout_s: float = STEP_TIMEOUT_S
-    """What a step of your own environment, or a call of your own reward, may take."""
+    """What a step of your own environment, or a call of a reward or judge, may take."""
     calculator: bool = False
     """Whether a model that is shown figures may call one."""
     instruction: str = ""
@@ -161,17 +165,19 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     client.get_tokenizer(config.base_model)
     served = {model.base_model: model for model in client.list_models()}
     model = served[config.base_model]
-    if (config.reward or config.environment) and config.num_imitation_steps:
+    has_reward = is_rewarded(config)
+    if (has_reward or config.environment) and config.num_imitation_steps:
         raise ConfigurationError(
-            "a reward or an environment has no pupil to imitate", remedy="set num_imitation_steps=0"
+            "a reward, a judge or an environment has no pupil to imitate",
+            remedy="set num_imitation_steps=0",
         )
     for name in ("validation_environment", "validation_config"):
         if getattr(config, name) and not config.environment:
             raise ConfigurationError(
                 f"{name} belongs to environment=, which is not given", remedy=f"leave {name} out"
             )
-    if config.reward:
-        rewarded = RewardedData(config)
+    if has_reward:
+        rewarded = RewardedData(config, client)
         return lambda sampler, keeper: rewarded.source(
             settings, sampler, sampler.get_tokenizer(), model, keeper
         )

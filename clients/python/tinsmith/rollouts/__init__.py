@@ -35,6 +35,7 @@ from tinsmith.rollouts.groups import (
     note_plan,
     run_groups,
 )
+from tinsmith.rollouts.judge import Judge
 from tinsmith.rollouts.machine import (
     Cancelled,
     ContextBuilt,
@@ -79,6 +80,7 @@ __all__ = [
     "GroupReport",
     "GroupResult",
     "InvalidTransitionError",
+    "Judge",
     "NoRolloutsError",
     "ParseFailed",
     "PlacedImage",

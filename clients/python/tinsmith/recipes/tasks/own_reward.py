@@ -1,7 +1,8 @@
-"""A reward of the user's own, named in one setting: `my.py:score`.
+"""Prompts whose answers a function rewards: one of the user's own, or one that asks a judge.
 
 It is a function `score(row, completion) -> float` of a row of the data and of what the model
-answered. It is imported into this process and runs in its threads; nothing confines it.
+answered. One's own is named in one setting, `my.py:score`. It is imported into this process and
+runs in its threads; nothing confines it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,36 @@ from tinsmith.recipes.tasks.jsonl import DataFormatError, read_lines
 from tinsmith.recipes.tasks.prompts import Messages, decode_prompt
 from tinsmith.recipes.tasks.public_data import hold_out, is_public, read_rows
 from tinsmith.recipes.tasks.rl_problems import SHIPPED, load_problems
+from tinsmith.rollouts import Judge
 from tinsmith.user_code import load_object
 
 RewardFunction = Callable[[Mapping[str, Any], str], float]
+
+
+def load_reward(reward: str) -> RewardFunction:
+    """Return the function that `FILE.py:score` names.
+
+    Raises:
+        ConfigurationError: If it cannot be had.
+    """
+    score = load_object(reward, "reward")
+    if not callable(score):
+        raise ConfigurationError(
+            f"reward: {reward} is no function", remedy="define score(row, completion)"
+        )
+    found: RewardFunction = score
+    return found
+
+
+def judged_by(judge: Judge) -> RewardFunction:
+    """Return a function that asks a judge, beside the `answer` of a row if it has one."""
+
+    def score(row: Mapping[str, Any], completion: str) -> float:
+        known = row.get("answer")
+        reference = str(known) if isinstance(known, str | int | float) else ""
+        return judge.score(decode_prompt(row, "the row"), completion, reference=reference)
+
+    return score
 
 
 class RewardedPrompts:
@@ -39,20 +67,17 @@ class RewardedPrompts:
         data: `arithmetic`, `small_sums`, a JSONL file, a folder, or `hf://NAME[:CONFIG]`, of rows
             with a prompt. Further keys of a row are the function's to read. Of a file, every fifth
             row is held out.
-        reward: Names the function.
+        score: The function.
         step_timeout_s: What a call of it may take.
 
     Raises:
-        ConfigurationError: If the function cannot be had, or the data not be read.
+        ConfigurationError: If the data cannot be read.
     """
 
-    def __init__(self, data: str, reward: str, *, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
-        score = load_object(reward, "reward")
-        if not callable(score):
-            raise ConfigurationError(
-                f"reward: {reward} is no function", remedy="define score(row, completion)"
-            )
-        self._score: RewardFunction = score
+    def __init__(
+        self, data: str, score: RewardFunction, *, step_timeout_s: float = STEP_TIMEOUT_S
+    ) -> None:
+        self._score = score
         self._step_timeout_s = step_timeout_s
         self._train, self._held_out = (_decode(rows, data) for rows in _read(data))
         # Seeds of a step lie beside each other; rows beside each other are often alike.
