@@ -66,7 +66,7 @@ turns = st.lists(
 def played(first: Sequence[int], script: Sequence[Any]) -> Trajectory:
     """Return an episode of turns: said tokens, their log-probability, reward, what is shown."""
     rollout = Rollout(RolloutConfig(max_turns=100, max_context_tokens=10_000))
-    rollout.apply(ContextBuilt(first))
+    rollout.apply(ContextBuilt(first, stop=("é", 7)))
     for index, (said, logprob, reward, shown, has_image, starts_sample) in enumerate(script):
         rollout.apply(TurnSampled(said, [logprob] * len(said), [index] * len(said), "stop"))
         images = (PlacedImage(0, len(shown), picture(28, 28)),) if has_image else ()
@@ -77,6 +77,7 @@ def played(first: Sequence[int], script: Sequence[Any]) -> Trajectory:
                 is_last,
                 {"turn": index},
                 None if is_last else Continuation(tuple(shown), images, starts_sample),
+                ("now",) if index % 2 else (),
             )
         )
     return rollout.to_trajectory([{"role": "user", "content": "é\n"}], key="0/1/2/0")
