@@ -25,6 +25,8 @@ from tests.e2e.training import (
 )
 from tests.fakes.hub import HubMirror, running_hub
 from tests.fakes.s3_server import CREDENTIALS
+from tests.support.scenario_samples import SAMPLES, STEPS, shortened
+from tinsmith.names import shorten
 from tinsmith_local.tiny_model import build_tiny_model
 
 _TRAINING_S = 420.0
@@ -253,6 +255,54 @@ def test_a_model_of_the_hub_is_fetched_and_trained_into_a_bucket_of_ones_own(
     run = status["progress"]["run"]
     kept = started.deployment.store.keys(_OWN_BUCKET)
     assert [key for key in kept if key.startswith(f"of-a-job/{run}/checkpoints/training/final-")]
+
+
+def test_a_checkpoint_is_scored_beside_its_base_model_by_samplers_alone(started: Started) -> None:
+    saved = started.status("examples")["checkpoint"]["final"]["name"]
+    scored = {"num_validation": 2, "base_model": _POOLED, "checkpoint": saved}
+    alone = {"num_validation": 2, "environment": "guessing"}
+    spec = {"model": _model(_POOLED), "roles": {"driver": _DRIVER, "sampler": _PROCESSOR}}
+    environment = {"environment": {"resources": _DRIVER["resources"]}}
+    jobs = {
+        "scored": {**spec, "method": {"type": "evaluate", "parameters": scored}},
+        "scored-alone": {
+            **spec,
+            "roles": {**spec["roles"], **environment},
+            "method": {"type": "evaluate", "parameters": alone},
+        },
+    }
+    for name, job in jobs.items():
+        started.deployment.jobs.create(name, job)
+
+    statuses = {name: started.status(name) for name in jobs}
+
+    roles = {entry["name"] for entry in statuses["scored"]["roleStatuses"]}
+    assert roles == {"sampler", "driver"}
+    progress = {name: status["progress"] for name, status in statuses.items()}
+    assert {name: found["summary"] for name, found in progress.items()} == {
+        "scored": "2/2",
+        "scored-alone": "1/1",
+    }
+    told = {entry["name"] for entry in progress["scored"]["metrics"]}
+    assert told >= {"reward", "gain", f"reward/{_POOLED}", f"reward/{shorten(saved)}"}
+    assert "reward" in progress["scored-alone"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+def test_a_scenario_of_the_samples_trains_to_its_end(started: Started, sample: Path) -> None:
+    manifest = shortened(sample)
+    for role in ("trainer", "sampler"):
+        manifest["spec"]["roles"][role] = _PROCESSOR
+    manifest["spec"]["roles"]["driver"] = _DRIVER
+    name = manifest["metadata"]["name"]
+    started.deployment.jobs.create(name, manifest["spec"])
+
+    status = started.status(name)
+
+    assert status["progress"]["summary"] == f"{STEPS}/{STEPS}"
+    with started.deployment.client() as client:
+        final = status["checkpoint"]["final"]["name"]
+        assert client.checkpoints.get(final).base_model == manifest["spec"]["model"]["name"]
 
 
 def test_a_job_begins_with_the_checkpoint_of_another(started: Started) -> None:

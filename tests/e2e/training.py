@@ -28,8 +28,8 @@ from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
+from tinsmith_local.made_models import MADE_MODELS
 from tinsmith_local.process import free_port
-from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.rpc.auth import ApiKey
 
 MODEL = "tiny"
@@ -192,7 +192,7 @@ def training_deployment(
         )
         closing.enter_context(coordinator)
         gateway_address = str(gateway.settings["listen_address"])
-        provide_model(cluster, namespace)
+        provide_models(cluster, namespace)
         controller = controller_process(
             cluster,
             folder,
@@ -281,11 +281,12 @@ def _service_account(cluster: TestCluster, namespace: str, pod: str) -> Path:
     return cluster.service_account_kubeconfig(namespace, account)
 
 
-def provide_model(cluster: TestCluster, namespace: str) -> Path:
-    """Put the tiny model on a volume that pods find by `pvc://models/tiny`; return its folder."""
-    model = build_tiny_model(claimed_folder(cluster, namespace, "models") / MODEL)
-    (model / "model.safetensors").chmod(0o644)  # pods run as a user of their own
-    return model
+def provide_models(cluster: TestCluster, namespace: str) -> Path:
+    """Put the tiny models on a volume that pods find by `pvc://models/NAME`; return its folder."""
+    folder = claimed_folder(cluster, namespace, "models")
+    for name, make in MADE_MODELS.items():
+        (make(folder / name) / "model.safetensors").chmod(0o644)  # pods run as a user of their own
+    return folder
 
 
 def claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:

@@ -47,6 +47,10 @@ REFUSED = [
         id="no-sampler",
     ),
     pytest.param(
+        "scored", {**TRAINING, "method": {"type": "evaluate"}},
+        "evaluate has no trainer and no agents", id="trainer-of-an-evaluation",
+    ),
+    pytest.param(
         "bucket", {**TRAINING, "checkpoint": {"uri": "s3://bucket/path"}},
         "spec.checkpoint.uri needs spec.checkpoint.secretRef", id="no-secret",
     ),

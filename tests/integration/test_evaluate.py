@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,19 @@ from tests.integration.servers import Deployment
 import tinsmith
 from tinsmith.names import shorten
 from tinsmith.recipes import evaluate, rl
+from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.rollouts import EnvironmentTask, RolloutConfig
 from tinsmith.types import SamplingParams
+
+
+class Steps(Observer):
+    """Notes what is reported."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[tuple[int, int], dict[str, float]]] = []
+
+    def step_done(self, num_done: int, num_steps: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(((num_done, num_steps), dict(metrics)))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +110,14 @@ def test_several_are_compared_with_the_first_task_by_task(
         keep_rollouts="jsonl",
         output_dir=tmp_path / "out",
     )
-    first, *others = evaluate.main(config, client)
+    observer = Steps()
+    first, *others = evaluate.main(config, client, observer)
+    assert [step for step, _ in observer.steps] == [(1, 3), (2, 3), (3, 3)]
+    told = dict(observer.steps)[3, 3]
+    assert {name: told[f"reward/{name}"] for name in ("tiny", saved, shorten(run.name))} == {
+        each.weights: each.reward for each in (first, *others)
+    }
+    assert (told["reward"], told["gain"]) == (others[-1].reward, others[-1].gain)
     assert (first.weights, first.gain) == ("tiny", None)
     assert [each.weights for each in others] == [saved, shorten(run.name)]
     for each in others:

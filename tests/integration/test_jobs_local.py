@@ -17,6 +17,7 @@ from tests.support.wait import until
 
 import tinsmith
 from tinsmith.jobs.job_calls import JobInfo
+from tinsmith.names import shorten
 from tinsmith_local.process import ServerProcess
 
 TIMEOUT_S = 180.0
@@ -264,6 +265,37 @@ def test_preferences_and_distillation_are_methods_of_jobs(
     job = client.jobs.wait(kind, TIMEOUT_S)
     assert (job.phase, step_of(job)) == ("Succeeded", 2)
     assert client.checkpoints.get(job.checkpoint).version == 2
+
+
+def test_an_evaluation_scores_a_checkpoint_beside_its_base_model(
+    server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
+) -> None:
+    saved = shorten(finished(client, "undisturbed").checkpoint)
+    evaluation = {
+        "model": {"name": "tiny"},
+        "method": {
+            "type": "evaluate",
+            "parameters": {
+                "base_model": "tiny",
+                "checkpoint": saved,
+                "num_validation": 3,
+                "num_samples": 2,
+                "temperature": 1,
+            },
+        },
+        "roles": {"sampler": {}},
+    }
+    client.jobs.create("scored", evaluation)
+    client.jobs.create("scored-again", evaluation)
+
+    jobs = [client.jobs.wait(name, TIMEOUT_S) for name in ("scored", "scored-again")]
+
+    assert [job.phase for job in jobs] == ["Succeeded"] * 2, jobs
+    progress = [job.status["progress"] for job in jobs]
+    assert progress[0]["summary"] == "2/2"
+    assert progress[0]["metrics"] == progress[1]["metrics"]
+    names = {entry["name"] for entry in progress[0]["metrics"]}
+    assert names > {"reward", "reward_low", "gain", "pass@2", "reward/tiny", f"reward/{saved}"}
 
 
 def test_a_job_that_begins_from_a_checkpoint(

@@ -61,17 +61,17 @@ class Player:
             return
         messages = episode.task["messages"]
         prompt = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        said: list[int] = []
+        evens: list[int] = []
         for _ in range(2):
+            # An answer may end before its third token.
             tokens = self._endpoint.complete(episode.openai.api_key, prompt, max_tokens=3)
-            said += tokens
+            evens.append(sum(token % 2 == 0 for token in tokens))
             prompt = [*prompt, *tokens, 5, 6]
-        evens = [token % 2 == 0 for token in said]
-        half = len(said) // 2
         # A reward for each of the two calls.
-        rewards = [sum(part) / len(said) for part in (evens[:half], evens[half:])]
         output = tinsmith.WorkflowOutput(
-            rewards, is_success=any(evens), log_metrics={"even": sum(evens), "reward": 7.0}
+            [even / 6 for even in evens],
+            is_success=any(evens),
+            log_metrics={"even": sum(evens), "reward": 7.0},
         )
         episode.end(output)
 
@@ -111,9 +111,10 @@ def test_agents_play_and_the_recipe_trains(
     assert {len(record.turns) for record in kept} == {2}
     for record in kept:
         sampled = [token for token, said in zip(record.tokens, record.mask, strict=True) if said]
-        evens = [sum(token % 2 == 0 for token in sampled[at : at + 3]) / 6 for at in (0, 3)]
-        assert record.rewards == pytest.approx(evens)
-        assert record.turns[-1].info["metrics"]["even"] == sum(evens) * 6
+        even = sum(token % 2 == 0 for token in sampled)
+        assert len(record.rewards) == 2
+        assert sum(record.rewards) == pytest.approx(even / 6)
+        assert record.turns[-1].info["metrics"]["even"] == even
     assert {version for record in kept for version in record.versions} == {-1, 2}
     assert len(list(read_records(tmp_path / "rollouts" / "validation-000003.jsonl"))) == 3
 

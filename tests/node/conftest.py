@@ -14,7 +14,7 @@ from tests.e2e.cluster.binaries import find_control_plane
 from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.deployment import Jobs
 from tests.e2e.release import DEPLOYMENTS, Release, new_release
-from tests.e2e.training import TrainingDeployment, provide_model
+from tests.e2e.training import MODEL, TrainingDeployment, provide_models
 from tests.fakes.chart_harness import merge
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
@@ -94,6 +94,8 @@ def release(cluster: TestCluster, node: ContainerNode, store: S3Server) -> Itera
                 "database": {"url": database.create_database()},
                 "storage": {"uri": store.uri("tinsmith"), "env": CREDENTIALS},
                 "environment": {"settings": {"num_workers": 1}},
+                # Jobs slow their trainers down by a setting that not all authors may use.
+                "jobs": {"trustedImages": ["*"]},
                 "controller": {
                     "settings": {"device": "cpu", "backoff_base_s": 0.5, "report_interval_s": 0.5}
                 },
@@ -112,7 +114,7 @@ def release(cluster: TestCluster, node: ContainerNode, store: S3Server) -> Itera
 @pytest.fixture(scope="session")
 def model(cluster: TestCluster, release: Release) -> Path:
     """The folder of a model on a volume that jobs know."""
-    return provide_model(cluster, release.jobs_namespace)
+    return provide_models(cluster, release.jobs_namespace) / MODEL
 
 
 @pytest.fixture(scope="session")

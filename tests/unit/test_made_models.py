@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tinsmith.cli import main as command
+from tinsmith.recipes.tasks.geometry_environment import CALCULATOR
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, load_model
 from tinsmith_local.commands import make_models, model_sources
@@ -39,6 +41,26 @@ def test_every_made_model_is_known_by_its_name(tmp_path: Path) -> None:
     assert found == {"mine": str(tmp_path / "models" / "tiny-2x64")}
     assert (tmp_path / "models" / "tiny-2x64" / MARKER_NAME).is_file()
     assert set(MADE_MODELS) == {"tiny", "tiny-2x64", "tiny-vl"}
+
+
+def test_the_command_makes_a_model_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, made in (([], "tiny"), (["--name", "tiny-2x64"], "tiny-2x64")):
+        with pytest.raises(SystemExit) as ended:
+            command(["models", "build-tiny", str(tmp_path / made), *words])
+        assert not ended.value.code
+        assert f"{made} model in" in capsys.readouterr().out
+    weights = [
+        (tmp_path / name / "model.safetensors").stat().st_size
+        for name in MADE_MODELS
+        if (tmp_path / name).exists()
+    ]
+    assert len(set(weights)) == 2
+    with pytest.raises(SystemExit) as ended:
+        command(["models", "build-tiny", str(tmp_path / "none"), "--name", "tiny-3"])
+    assert ended.value.code
+    assert "tiny-vl" in capsys.readouterr().err
 
 
 def test_the_engine_loads_the_model_and_reads_its_images_as_they_are(seeing: Path) -> None:
@@ -78,6 +100,14 @@ def test_a_call_reads_as_qwen_writes_it_and_costs_few_tokens(tokenizer: Tokenize
     assert tokenizer.render_chat_template(parsed) == tokenizer.render_chat_template(written)
     assert len(tokenizer.encode(CALL)) < 30
     assert tokenizer.decode(tokenizer.encode(CALL)) == CALL
+
+
+def test_a_tool_of_a_scenario_is_told_whole(tokenizer: Tokenizer) -> None:
+    asked = [{"role": "user", "content": "area?"}]
+    function = {"name": CALCULATOR.name, "description": CALCULATOR.description}
+    tool = {"type": "function", "function": {**function, "parameters": CALCULATOR.parameters}}
+    told = tokenizer.render_chat_template(asked, tools=[tool])
+    assert f"Tools: calculator: {CALCULATOR.description}" in told
 
 
 def test_weights_are_those_of_the_seed(seeing: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith_jobs.method import describe_agents, describe_method
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Template
+from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
 from tinsmith_jobs.spec_reader import SpecError
 
 _NEED_PACKAGES = frozenset({"log_to"})
@@ -48,9 +48,7 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     is_own = bool(template.command or (template.image and not is_local))
     if job.method.value not in RECIPE_METHODS or is_own:
         return
-    # A driver finds a short name in its own project; a sampler that serves one is told all of it.
-    whole = names.whole_checkpoint(job.checkpoint.resume_from, "default")
-    _check_checkpoint("spec.checkpoint.resumeFrom", job.checkpoint.resume_from, whole)
+    _check_short_checkpoint("spec.checkpoint.resumeFrom", job.checkpoint.resume_from)
     if not is_local:
         _check_data(job)
     unseen = frozenset() if is_local else _NEED_PACKAGES
@@ -59,12 +57,15 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     described = describe_method(replace(job, parameters=parameters), model=model, data="")
     agents = describe_agents(job, model=model, address="")
     try:
-        read_method(described, Path(), read_agents({"TINSMITH_JOB_AGENTS": agents}))
+        method = read_method(described, Path(), read_agents({"TINSMITH_JOB_AGENTS": agents}))
     except ConfigurationError as error:
         advice = f"; {error.remedy}" if error.remedy else ""
         raise SpecError(
             f"spec.method is refused: {error.message}{advice}", "spec.method"
         ) from error
+    if job.method is Method.EVALUATE:
+        for name in method.config.checkpoint.split(","):
+            _check_short_checkpoint("spec.method.parameters.checkpoint", name.strip())
 
 
 def _check_variables(job: JobSpec) -> None:
@@ -81,16 +82,21 @@ def _check_variables(job: JobSpec) -> None:
             )
 
 
-def _check_checkpoint(field: str, given: str, whole: str) -> None:
+def _check_short_checkpoint(setting: str, given: str) -> None:
+    """Refuse what names no checkpoint to a driver, which finds a short name in its own project."""
+    _check_checkpoint(setting, given, names.whole_checkpoint(given, "default"))
+
+
+def _check_checkpoint(setting: str, given: str, whole: str) -> None:
     if not given:
         return
     try:
         names.CheckpointName.parse(whole)
     except names.InvalidNameError as error:
         raise SpecError(
-            f"{field} is {given!r}; give projects/PROJECT/trainingRuns/RUN/checkpoints/CHECKPOINT, "
-            "as the status of the job that saved it says",
-            field,
+            f"{setting} is {given!r}; give projects/PROJECT/trainingRuns/RUN/checkpoints/"
+            "CHECKPOINT, as the status of the job that saved it says",
+            setting.partition(".parameters.")[0],
         ) from error
 
 
@@ -105,9 +111,11 @@ def _check_data(job: JobSpec) -> None:
             continue
         if data in BUILT_IN_DATA[method] or Path(data).is_absolute():
             continue
+        what = f"comes with no {method} and is no file of the driver's pod"
+        if data.startswith("hf://"):
+            what = "the driver of a job in a cluster does not load"
         raise SpecError(
-            f"{setting} is {data!r}, which comes with no {method} and is no file of the driver's "
-            "pod; give spec.data.configMapRef or spec.data.pvc, or one of "
-            f"{', '.join(BUILT_IN_DATA[method])}",
+            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef or spec.data.pvc, "
+            f"or one of {', '.join(BUILT_IN_DATA[method])}",
             field,
         )

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tinsmith.jobs.methods import UNTRAINED_METHODS
 from tinsmith_jobs.quantities import Resources
 
 MANAGED_BY = "tinsmith.dev/controller"
@@ -37,8 +38,14 @@ class Method(enum.Enum):
     MATCH = "match"
     DPO = "dpo"
     DISTILLATION = "distillation"
+    EVALUATE = "evaluate"
     CUSTOM = "custom"
     SERVE = "serve"
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train, and so trainers."""
+        return self.value not in UNTRAINED_METHODS
 
 
 class Reaction(enum.Enum):

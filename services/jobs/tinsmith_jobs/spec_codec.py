@@ -170,7 +170,7 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
         )
     if job.method is Method.MATCH:
         _check_match(job, is_local=is_local)
-    needs_trainer = not (job.pool or job.is_serving or is_local or job.method is Method.MATCH)
+    needs_trainer = job.method.trains and not (job.pool or is_local or job.method is Method.MATCH)
     if needs_trainer and not _num_pods(job, TRAINER):
         raise SpecError(
             f"method {job.method.value} trains, so it needs spec.roles.trainer",
@@ -182,6 +182,13 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
         # Its samplers are among those that others use, so that its project finds them.
         raise SpecError(
             f"method serve has samplers alone; drop {', '.join(foreign)} from spec.roles",
+            "spec.roles",
+        )
+    idle = [role.name for role in job.roles if role.kind == TRAINER and not role.agent]
+    idle += ["agents"] if job.agents else []
+    if job.method is Method.EVALUATE and idle:
+        raise SpecError(
+            f"method evaluate has no trainer and no agents; drop {', '.join(idle)} from spec.roles",
             "spec.roles",
         )
     if job.is_serving and job.pool:

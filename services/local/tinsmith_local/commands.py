@@ -168,12 +168,14 @@ def with_environments(
 @models.command("build-tiny")
 def build_tiny(
     directory: Annotated[Path, typer.Argument(help="Where to put it.")],
+    name: Annotated[
+        str, typer.Option(help=f"As `tinsmith up --model` knows it: {', '.join(MADE_MODELS)}.")
+    ] = TINY,
 ) -> None:
-    """Make a tiny Qwen3 model with random weights and its tokenizer; no download."""
-    from tinsmith_local.tiny_model import build_tiny_model
-
-    path = build_tiny_model(directory)
-    _console.print(f"tiny model in {path}", highlight=False)
+    """Make a tiny model with random weights and its tokenizer; no download."""
+    if name not in MADE_MODELS:
+        raise typer.BadParameter(f"{name} is none of {', '.join(MADE_MODELS)}", param_hint="--name")
+    _console.print(f"{name} model in {MADE_MODELS[name](directory)}", highlight=False)
 
 
 @models.command("build-random")

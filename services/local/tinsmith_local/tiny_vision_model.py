@@ -30,7 +30,7 @@ from tinsmith_local.tiny_model import (
     write_tokenizer,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it when the same settings give other files."""
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
@@ -52,7 +52,8 @@ VISION_TOKENS = (
 
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\\nTools:' }}"
-    "{% for tool in tools %}{{ ' ' + tool['function']['name'] }}{% endfor %}"
+    "{% for tool in tools %}{% set told = tool['function']['description'] %}"
+    "{{ ' ' + tool['function']['name'] + (': ' + told if told else '') }}{% endfor %}"
     "{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}"
@@ -78,7 +79,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML with images and tools, as Qwen2.5-VL writes it, but for tools being told by name alone."""
+"""ChatML with images and tools, as Qwen2.5-VL writes it; tools are told by name and description."""
 
 _WORDS = (
     '{"name": "calculator", "arguments": {"expression": "1"}}',

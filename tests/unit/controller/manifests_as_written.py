@@ -29,6 +29,7 @@ method: {type: custom}
 data:
 roles: {trainer: {gpus: 1}, driver: {template: {image: "registry.example.com/team/loop:1"}}}
 """
+SCORED = "data:\nroles: {trainer: null, sampler: {gpus: 1}}"
 SPECS = [
     ("as-it-should-be", "", "Running", ""),
     (
@@ -374,6 +375,38 @@ SPECS = [
         "roles: {trainer: null, sampler: {gpus: 1}}",
         "Failed",
         r"serve\.checkpoint is '\./final'; give ",
+    ),
+    (
+        "scenario-of-all-weights-with-an-adapter",
+        "method: {type: rl, parameters: {scenario: math}}\ndata:\nroles: {sampler: {gpus: 1}}",
+        "Failed",
+        r"spec\.adapter\.type is 'lora', and the scenario has 'full'; set spec\.adapter\.type",
+    ),
+    ("evaluation", "method: {type: evaluate}\n" + SCORED, "Running", ""),
+    (
+        "evaluation-of-checkpoints",
+        "method: {type: evaluate, parameters: {base_model: qwen3-0.6b, checkpoint: 'a/b, c/d'}}\n"
+        + SCORED,
+        "Running",
+        "",
+    ),
+    (
+        "evaluation-of-a-path",
+        "method: {type: evaluate, parameters: {checkpoint: 'a/b,./final'}}\n" + SCORED,
+        "Failed",
+        r"spec\.method\.parameters\.checkpoint is '\./final'; give projects/PROJECT/",
+    ),
+    (
+        "evaluation-with-a-trainer",
+        "method: {type: evaluate}\ndata:\nroles: {sampler: {gpus: 1}}",
+        "Failed",
+        r"evaluate has no trainer and no agents; drop trainer from spec\.roles",
+    ),
+    (
+        "evaluation-of-steps",
+        "method: {type: evaluate, maxSteps: 10}\n" + SCORED,
+        "Failed",
+        r"spec\.method\.maxSteps is set, and method evaluate trains nothing; leave it out",
     ),
 ]
 """Name, fields, phase or `schema`, and a pattern of what is said."""

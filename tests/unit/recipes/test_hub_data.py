@@ -165,17 +165,15 @@ def test_the_revision_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load_dataset(name: str, config: str | None, **how: Any) -> Any:
         asked.append({"name": name, "config": config, **how})
-        rows = datasets.Dataset.from_list(sums(0, 5))
-        return rows if how["split"] else datasets.DatasetDict(train=rows)
+        return datasets.DatasetDict(train=datasets.Dataset.from_list(sums(0, 5)))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     read_rows("hf://openai/gsm8k:main?revision=refs%2Fconvert%2Fparquet&split=train")
     read_rows("hf://openai/gsm8k")
-    whole = {"name": "openai/gsm8k", "config": "main", "revision": "refs/convert/parquet"}
+    # Each is loaded once, whatever is taken of it.
     assert asked == [
-        {**whole, "split": None},
-        {**whole, "split": "train"},
-        {"name": "openai/gsm8k", "config": None, "revision": None, "split": None},
+        {"name": "openai/gsm8k", "config": "main", "revision": "refs/convert/parquet"},
+        {"name": "openai/gsm8k", "config": None, "revision": None},
     ]
 
 
@@ -199,7 +197,6 @@ def test_an_address_is_read_as_it_is_written() -> None:
         ("hf://a/b?split", "split has no value; write split=VALUE once"),
         ("hf://a/b?split=", "split has no value"),
         ("hf://a/b?split=x&split=y", "split is there twice"),
-        ("hf://a/b?split=x&validation=x", "trains on what it holds out"),
         ("hf://a/b?question=x&answer=x", "reads a column under two names"),
         ("hf:///data/set?revision=main", "a folder has no revisions; leave revision out"),
     ],
@@ -216,7 +213,7 @@ def test_what_is_no_address_is_refused(address: str, message: str | None) -> Non
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("{gsm8k}:main?split=dev", "cannot be loaded: ValueError: Unknown split"),
+        ("{gsm8k}:main?split=dev", "has no part dev"),
         ("{gsm8k}:other", "cannot be loaded: ValueError: BuilderConfig 'other' not found"),
         ("{gsm8k}:main?answer=solution", "the part train has no column solution; its columns are"),
         ("{gsm8k}:main?split=test[:1]", "has too few rows: 0 to train on, 1 held out"),
@@ -240,3 +237,35 @@ def test_a_title_has_the_name_alone() -> None:
     assert data_name("runs/what?.jsonl") == "what?.jsonl"
     config = rl.Config(data="hf://openai/gsm8k:main?split=train&revision=a/b")
     assert slug(config) == "gsm8k-main"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "validation=train[:20%]",
+        "validation=train",
+        "split=train&validation=train[80%:]",
+        "split=train[:80%]&validation=train[50%:]",
+        "split=all&validation=test",
+        "split=test%2Btrain[:1]&validation=train[:2]",
+    ],
+)
+def test_stretches_that_meet_are_refused(gsm8k: str, query: str) -> None:
+    with pytest.raises(ConfigurationError, match="trains on what it holds out"):
+        read_rows(f"{gsm8k}:main?{query}")
+
+
+def test_where_all_is_trained_on_no_part_is_held_out(gsm8k: str) -> None:
+    found = read_rows(f"{gsm8k}:main?split=all")
+    # Every fifth row is, as where a set has no part for validation.
+    assert len(found["train"]) + len(found["validation"]) == 13
+    assert not set(questions(found["train"])) & set(questions(found["validation"]))
+
+
+def test_a_name_that_is_a_folder_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="is a folder here too"):
+        read_rows("hf://openai/gsm8k:main")

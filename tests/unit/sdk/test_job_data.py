@@ -11,7 +11,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.data import find_data
 from tinsmith.jobs.json_form import JobFormatError, parse_spec
 from tinsmith.jobs.methods import BUILT_IN_DATA
-from tinsmith.recipes.tasks import supervised_tasks
+from tinsmith.recipes.tasks import rl_problems, supervised_tasks
 from tinsmith.recipes.tasks.agent_games import load_game
 from tinsmith.recipes.tasks.episode_tasks import load_tasks
 from tinsmith.recipes.tasks.rl_problems import load_problems
@@ -94,6 +94,7 @@ def test_recipes_have_what_they_are_said_to_bring() -> None:
     for word in ("arithmetic", "small_sums"):
         assert word in BUILT_IN_DATA["rl"]
         assert load_problems(word).train
+    assert BUILT_IN_DATA["evaluate"] == rl_problems.SHIPPED
     assert load_tasks(*BUILT_IN_DATA["rl_episodes"]).train
     assert BUILT_IN_DATA["supervised"] == supervised_tasks.SHIPPED
     for name in BUILT_IN_DATA["match"]:

@@ -20,6 +20,7 @@ from tinsmith.jobs.json_form import (
     to_json,
 )
 from tinsmith.recipes import distillation, dpo, rl, rl_episodes, self_play, supervised
+from tinsmith.recipes.scenarios.table import SCENARIOS
 
 METHOD: dict[str, Any] = {"type": "supervised", "model": "m", "maxSteps": 7}
 
@@ -75,6 +76,42 @@ def test_a_recipe_of_several_policies_takes_the_agents_of_the_job(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({}, ("m", "", "")),
+        ({"checkpoint": "r/a,r/b"}, ("", "r/a,r/b", "")),
+        ({"base_model": "m,n", "run": "r"}, ("m,n", "", "r")),
+    ],
+)
+def test_an_evaluation_plays_what_it_names_or_else_the_model_of_the_job(
+    parameters: dict[str, Any], named: tuple[str, str, str], tmp_path: Path
+) -> None:
+    saving = {"everySteps": 50, "keepLast": 3, "finalName": "final"}
+    described = {"type": "evaluate", "model": "m", "adapter": {"rank": 8}, "checkpoint": saving}
+
+    method = read_method(json.dumps({**described, "parameters": parameters}), tmp_path)
+
+    config = method.config
+    assert (config.base_model, config.checkpoint, config.run) == named
+    assert (method.base_model, config.output_dir, config.overwrite) == ("m", tmp_path, True)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_is_its_settings_below_those_of_the_job(name: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    whole = {**scenario.settings, "base_model": "m", "num_validation": 7}
+    described = {"type": scenario.recipe, "model": "m", "checkpoint": {"everySteps": 50}}
+    described["adapter"] = {"type": whole["adapter"], "rank": 32}
+    described["parameters"] = {"scenario": name, "num_validation": 7}
+
+    config = read_method(json.dumps(described), tmp_path).config
+
+    assert {setting: getattr(config, setting) for setting in whole} == whole
+    shorter = read_method(json.dumps({**described, "maxSteps": 300}), tmp_path)
+    assert shorter.config.num_steps == 300
+
+
+@pytest.mark.parametrize(
     ("method", "message"),
     [
         ({**METHOD, "type": "dance"}, "spec.method.type 'dance'"),
@@ -86,6 +123,40 @@ def test_a_recipe_of_several_policies_takes_the_agents_of_the_job(tmp_path: Path
         (
             {**METHOD, "type": "dpo", "parameters": {"begin_from": "c"}},
             "parameters.begin_from is set by spec.checkpoint.resumeFrom",
+        ),
+        (
+            {**METHOD, "type": "rl", "parameters": {"scenario": "chess"}},
+            "scenario is 'chess', which is no scenario of method rl; use one of math (rl), ",
+        ),
+        (
+            {**METHOD, "type": "rl", "parameters": {"scenario": "gomoku"}},
+            "parameters.scenario is 'gomoku', which is no scenario of method rl",
+        ),
+        ({**METHOD, "type": "rl", "parameters": {"scenario": []}}, "parameters.scenario is []"),
+        (
+            {
+                **METHOD,
+                "type": "rl",
+                "parameters": {"scenario": "math"},
+                "adapter": {"type": "lora"},
+            },
+            "spec.adapter.type is 'lora', and the scenario has 'full'; set spec.adapter.type",
+        ),
+        (
+            {**METHOD, "type": "evaluate"},
+            "spec.method.maxSteps is set, and method evaluate trains nothing",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "checkpoint": {"resumeFrom": "r/c"}},
+            "spec.checkpoint.resumeFrom is set, and method evaluate trains nothing",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "parameters": {"run": ",".join(["r"] * 17)}},
+            "names 17 to evaluate, and a job takes 16",
+        ),
+        (
+            {"type": "evaluate", "model": "m", "parameters": {"overwrite": False}},
+            "parameters.overwrite is set by nothing",
         ),
     ],
 )

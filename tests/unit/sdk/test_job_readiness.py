@@ -36,9 +36,10 @@ class FakeClient:
             raise FailedPreconditionError("the server has no coordinator")
 
 
-NOTHING, TRAINER, BOTH, ALL = (
+NOTHING, TRAINER, SAMPLER, BOTH, ALL = (
     (False, False, False),
     (True, False, False),
+    (False, True, False),
     (True, True, False),
     (True, True, True),
 )
@@ -60,6 +61,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         ("distillation", [NOTHING, TRAINER, BOTH], ["a sampler of the base model m"], True),
         ("rl_episodes", [NOTHING, BOTH, BOTH, ALL], ["the coordinator"], True),
         ("match", [NOTHING, BOTH, BOTH, ALL], ["the coordinator"], True),
+        ("evaluate", [NOTHING, NOTHING, SAMPLER], ["a sampler of the base model m"], True),
     ],
 )
 def test_what_a_recipe_needs_is_waited_for(

@@ -16,7 +16,7 @@ from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, describe_age, show_json, show_list
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.job_calls import JobInfo
-from tinsmith.jobs.methods import METHODS, SAMPLING_METHODS
+from tinsmith.jobs.methods import METHODS, SAMPLING_METHODS, UNTRAINED_METHODS
 from tinsmith.kubectl_yaml import parse_value
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
@@ -275,7 +275,7 @@ def spec_of_recipe(
         if not equals:
             raise ConfigurationError(f"{word!r} is not a setting", remedy="write key=value")
         parameters[key.strip()] = parse_value(text, name=key.strip())
-    roles: dict[str, Any] = {} if recipe == "serve" else {"trainer": {}}
+    roles: dict[str, Any] = {} if recipe in UNTRAINED_METHODS else {"trainer": {}}
     if recipe in SAMPLING_METHODS or recipe == "match":
         roles["sampler"] = {}
     if recipe == "match":

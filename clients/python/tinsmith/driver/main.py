@@ -208,7 +208,7 @@ def _run_recipe(
 ) -> job_pb2.TrainingJobReport.Outcome.ValueType:
     models = {policy.client: policy.base_model for policy in policies}
     has_sampler = wait_ready(
-        models or {client: method.config.base_model}, method, timeout_s=_PATIENCE_S, say=say
+        models or {client: method.base_model}, method, timeout_s=_PATIENCE_S, say=say
     )
     job.report(message="")
     if saved is None and job.run:

@@ -8,7 +8,7 @@ from tinsmith.client import Client
 from tinsmith.driver.methods import Method
 from tinsmith.driver.waiting import missing_model, wait_for
 from tinsmith.errors import FailedPreconditionError
-from tinsmith.recipes import match, rl_episodes, supervised
+from tinsmith.recipes import evaluate, match, rl_episodes, supervised
 
 
 def wait_ready(
@@ -21,7 +21,8 @@ def wait_ready(
     """Return once everything is there that a recipe calls.
 
     Args:
-        policies: The base model that each client trains; a job without agents has one client.
+        policies: The base model that each client trains or samples; a job without agents has one
+            client.
         method: What the job is to do.
         timeout_s: How long to wait.
         say: Told what is waited for, when that changes.
@@ -39,14 +40,16 @@ def wait_ready(
 
     wait_for(find_missing, timeout_s=timeout_s, say=say)
     return not any(
-        missing_model(client, model, is_sampled=True) for client, model in policies.items()
+        missing_model(client, model, is_sampled=True, is_trained=False)
+        for client, model in policies.items()
     )
 
 
 def _missing(client: Client, base_model: str, method: Method) -> str:
     """Return what of a policy is not there, in words."""
     is_sampled = method.recipe is not supervised
-    missing = missing_model(client, base_model, is_sampled=is_sampled)
+    is_trained = method.recipe is not evaluate
+    missing = missing_model(client, base_model, is_sampled=is_sampled, is_trained=is_trained)
     if missing or not is_sampled:
         return missing
     try:

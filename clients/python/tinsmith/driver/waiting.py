@@ -45,17 +45,20 @@ def wait_for(
         time.sleep(_POLL_S)
 
 
-def missing_model(client: Client, base_model: str, *, is_sampled: bool) -> str:
-    """Return which pod of a base model is missing, in words; empty if a run can be made.
+def missing_model(
+    client: Client, base_model: str, *, is_sampled: bool, is_trained: bool = True
+) -> str:
+    """Return which pod of a base model is missing, in words; empty if none is.
 
     Args:
         client: Reaches the pods.
-        base_model: What is trained.
-        is_sampled: Whether it is sampled from, too.
+        base_model: What is trained, or sampled from.
+        is_sampled: Whether it is sampled from.
+        is_trained: Whether it is trained.
     """
     model = next((each for each in client.list_models() if each.base_model == base_model), None)
-    if model is None or not model.trainable:
+    if is_trained and (model is None or not model.trainable):
         return f"a trainer of the base model {base_model}"
-    if is_sampled and not model.sampleable:
+    if is_sampled and (model is None or not model.sampleable):
         return f"a sampler of the base model {base_model}"
     return ""

@@ -12,6 +12,7 @@ BUILT_IN_DATA = {
     "match": _GAMES,
     "dpo": ("larger_number",),
     "distillation": ("small_sums", "arithmetic", "pig_latin"),
+    "evaluate": ("arithmetic", "small_sums"),
 }
 """Data that each recipe brings along; anything else has a place."""
 
@@ -22,3 +23,6 @@ METHODS = (*BUILT_IN_DATA, "custom", "serve")
 
 SAMPLING_METHODS = frozenset({*BUILT_IN_DATA, "serve"} - {"supervised", "match"})
 """Those that need samplers of the job. A match has those of its agents, or of the job for all."""
+
+UNTRAINED_METHODS = frozenset({"evaluate", "serve"})
+"""Those that train nothing, and have no trainers."""

@@ -9,7 +9,7 @@ task, and their answers are written side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,6 +38,8 @@ _ROOT = Path("runs")
 _CONFIG_FILE = "config.json"
 ANSWERS = "answers.jsonl"
 """File with a row for each task: what was asked, and what was said to it."""
+_MOST_REPORTED = 64
+"""Figures that the status of a job has room for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,26 +102,29 @@ class Config:
 def main(config: Config, client: Client, observer: Observer | None = None) -> list[Summary]:
     """Play, write `metrics.jsonl` and `answers.jsonl`, and show a table.
 
+    Each that has played is a step to the observer, and what stops it leaves nothing to go on from.
+
     Raises:
         ConfigurationError: If no source of weights is given, or if the environment is not there,
             the data cannot be read or the folder is taken.
     """
-    del observer
+    observer = observer or Observer()
     samplers = _open(config, client)
     make_sources = [_prepare(config, client, sampler) for sampler in samplers.values()]
     folder = _folder(config)
     remove_rollouts(folder)
     plays: dict[str, Played] = {}
+    summaries: list[Summary] = []
     for number, (weights, sampler) in enumerate(samplers.items()):
         agent = f"{number}-{slugify(weights)}" if len(samplers) > 1 else ""
         keeper = RememberingKeeper(folder, config.keep_rollouts, sampler, agent)
-        make_sources[number](keeper).score(0)
-        plays[weights] = keeper.played
-    first = next(iter(plays.values()))
-    summaries = [
-        summarize(weights, played, config.num_samples, None if played is first else first)
-        for weights, played in plays.items()
-    ]
+        with observer.interruptible():
+            make_sources[number](keeper).score(0)
+        played = plays[weights] = keeper.played
+        first = next(iter(plays.values()))
+        compared = None if played is first else first
+        summaries.append(summarize(weights, played, config.num_samples, compared))
+        observer.step_done(number + 1, len(samplers), _reported(summaries))
     scores = {weights: played.scores for weights, played in plays.items()}
     rows = [summary.to_row(scores[summary.weights].metrics) for summary in summaries]
     write_lines(folder / METRICS, rows)
@@ -134,6 +139,14 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
     draw(folder, title, summaries)
     show(title, summaries, answers, folder)
     return summaries
+
+
+def _reported(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Return the figures of the last that played, and of several the reward of each so far."""
+    rewards = {f"reward/{each.weights}": each.reward for each in summaries}
+    found = (rewards if len(rewards) > 1 else {}) | summaries[-1].figures
+    # A report with more is refused as a whole; reasons of ending are the last.
+    return dict(list(found.items())[:_MOST_REPORTED])
 
 
 def _open(config: Config, client: Client) -> dict[str, Sampler]:

@@ -450,7 +450,7 @@ class LocalLauncher:
             return ""
         model = self._model_of(job.spec)
         reach = Reach(job.key.namespace, "")
-        roles = [WorkerRole.SAMPLER] if job.spec.is_serving else [WorkerRole.TRAINER]
+        roles = [WorkerRole.TRAINER] if job.spec.method.trains else [WorkerRole.SAMPLER]
         if has_sampler:
             roles.append(WorkerRole.SAMPLER)
         for role in roles:

@@ -120,6 +120,15 @@ class Summary:
     gain_low: float | None = None
     gain_high: float | None = None
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers of its line in `metrics.jsonl`."""
+        return {
+            name: float(value)
+            for name, value in self.to_row({}).items()
+            if isinstance(value, int | float) and name != "step"
+        }
+
     def to_row(self, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the line of `metrics.jsonl`: `pass@4`, `pass@4_low`, `ends/done` and so on."""
         row = {"step": 0, **metrics, **asdict(self)}

@@ -37,10 +37,14 @@ HELD_OUT_PARTS = ("validation", "test")
 """Parts that are held out, unless an address names another; the first that is there."""
 
 _TRAIN = "train"
+_ALL = "all"
+"""All parts, as `datasets` calls them."""
 _KEYS = ("split", "validation", "revision")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?|[./].*")
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+_Stretch = tuple[str, int, int]
+"""A part, the first of its rows that are taken, and where they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,6 @@ def parse_address(data: str) -> HubAddress:
             raise ConfigurationError(f"{data}: {key} {problem}", remedy=f"write {key}=VALUE once")
         found[key] = unquote(value)
     split, validation, revision = (found.pop(key, "") for key in _KEYS)
-    if split and split == validation:
-        raise ConfigurationError(
-            f"{data} trains on what it holds out",
-            remedy="name another part as validation, or leave it out to hold out every fifth row",
-        )
     if len(set(found.values())) < len(found):
         raise ConfigurationError(
             f"{data} reads a column under two names", remedy="name each column once"
@@ -124,25 +123,34 @@ def load_hub(data: str) -> Rows:
     address = parse_address(data)
     if address.is_folder and not Path(address.name).is_dir():
         raise ConfigurationError(f"{data}: there is no folder {address.name}", remedy="check it")
-    # A part that an address names is a split of its own, since it may be a slice.
-    found = dict(_load(data, address)) if not (address.split and address.validation) else {}
-    if address.split:
-        trained = {part.partition("[")[0].strip() for part in address.split.split("+")}
-        # What is trained on is not held out, also where the set calls it `test`.
-        found = {part: rows for part, rows in found.items() if part not in trained}
-        found[_TRAIN] = _load(data, address, address.split)
-    if _TRAIN not in found:
+    if not address.is_folder and Path(address.name).exists():
+        # The library would take the folder, whatever revision the address names.
+        raise ConfigurationError(
+            f"{data} is a folder here too", remedy=f"write {HUB}./{address.name} for the folder"
+        )
+    found = dict(_load(data, address))
+    if not address.split and _TRAIN not in found:
         raise ConfigurationError(
             f"{data} has no part train; it has {', '.join(found)}",
             remedy="name the part to train on: ?split=NAME",
         )
-    if address.validation:
-        held_out = _load(data, address, address.validation)
+    lengths = {part: len(rows) for part, rows in found.items()}
+    trained = _stretches(data, address.split or _TRAIN, lengths)
+    if not address.validation:
+        # What is trained on is not held out, also where the set calls it `test`.
+        taken = {part for part, _, _ in trained}
+        free = [part for part in HELD_OUT_PARTS if found.get(part) and part not in taken]
+        held_out = [(part, 0, lengths[part]) for part in free[:1]]
     else:
-        held_out = next((found[part] for part in HELD_OUT_PARTS if found.get(part)), None)
-    parts = {_TRAIN: found[_TRAIN]}
-    if held_out is not None:
-        parts[HELD_OUT_PARTS[0]] = held_out
+        held_out = _stretches(data, address.validation, lengths)
+        if _meet(trained, held_out):
+            raise ConfigurationError(
+                f"{data} trains on what it holds out",
+                remedy="name stretches that do not meet: ?split=train[20%:]&validation=train[:20%]",
+            )
+    parts = {_TRAIN: _take(data, found, trained)}
+    if held_out:
+        parts[HELD_OUT_PARTS[0]] = _take(data, found, held_out)
     return {part: _name_columns(data, address, part, rows) for part, rows in parts.items()}
 
 
@@ -155,14 +163,13 @@ def load_saved(folder: Path) -> Rows:
     return _import_datasets().load_from_disk(str(folder))  # type: ignore[no-any-return]
 
 
-def _load(data: str, address: HubAddress, split: str = "") -> Any:
-    """Return all parts, or one split."""
+def _load(data: str, address: HubAddress) -> Any:
+    """Return all parts."""
     datasets = _import_datasets()
     try:
         return datasets.load_dataset(
             address.name,
             address.config or None,
-            split=split or None,
             revision=address.revision or None,
         )
     except Exception as error:
@@ -170,6 +177,45 @@ def _load(data: str, address: HubAddress, split: str = "") -> Any:
         raise ConfigurationError(
             f"{data} cannot be loaded: {type(error).__name__}: {error}",
             remedy="check the address and the network, or give a folder of JSONL files",
+        ) from error
+
+
+def _stretches(data: str, split: str, lengths: Mapping[str, int]) -> list[_Stretch]:
+    """Return the rows that a split takes, in its order."""
+    parts = {name.partition("[")[0].strip() for name in split.split("+")}
+    if unknown := parts - {*lengths, _ALL}:
+        raise ConfigurationError(
+            f"{data} has no part {', '.join(sorted(unknown))}",
+            remedy=f"its parts are {', '.join(lengths)}",
+        )
+    if _ALL in parts:
+        return [(part, 0, length) for part, length in lengths.items()]
+    try:
+        taken = _import_datasets().ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise ConfigurationError(
+            f"{data}: {split} is no split: {error}", remedy="write a part, or PART[FROM:TO]"
+        ) from error
+    return [(one.splitname, one.from_, one.to) for one in taken]
+
+
+def _meet(left: Sequence[_Stretch], right: Sequence[_Stretch]) -> bool:
+    """Whether two splits have a row in common."""
+    return any(
+        part == other_part and max(first, other_first) < min(end, other_end)
+        for part, first, end in left
+        for other_part, other_first, other_end in right
+    )
+
+
+def _take(data: str, found: Mapping[str, Any], stretches: Sequence[_Stretch]) -> Any:
+    """Return the rows of stretches, one after the other."""
+    rows = [found[part].select(range(first, end)) for part, first, end in stretches]
+    try:
+        return _import_datasets().concatenate_datasets(rows)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{data} takes parts that differ: {error}", remedy="name parts with the same columns"
         ) from error
 
 
