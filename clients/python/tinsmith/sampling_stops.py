@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from tinsmith.types import SamplingParams
 
 
@@ -15,3 +18,14 @@ def read_stops(params: SamplingParams) -> tuple[list[str | int], bool]:
     if params.keeps_turn_end is not None:
         return own, params.keeps_turn_end
     return own, stop is None or (bool(own) and all(isinstance(each, str) for each in own))
+
+
+def with_stop(params: SamplingParams, stop: Sequence[str | int]) -> SamplingParams:
+    """Return parameters that also end a turn where its environment says so.
+
+    Whether the model's end of turn ends it too is what the parameters alone say.
+    """
+    if not stop:
+        return params
+    own, has_turn_end = read_stops(params)
+    return dataclasses.replace(params, stop=[*own, *stop], keeps_turn_end=has_turn_end)

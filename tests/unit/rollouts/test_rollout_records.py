@@ -196,6 +196,12 @@ def broken(**changes: Any) -> dict[str, Any]:
             id="reward-of-a-turn",
         ),
         pytest.param(
+            broken(turns=[{**broken()["turns"][0], "stop": [None]}]),
+            "turns[0].stop",
+            "a list of texts and token ids",
+            id="stop-of-a-turn",
+        ),
+        pytest.param(
             broken(
                 images=[
                     {
@@ -225,6 +231,15 @@ def test_a_line_that_is_no_record_is_named(
         next(lines)
     assert (caught.value.line, caught.value.field) == (2, field)
     assert problem in str(caught.value)
+
+
+def test_turns_of_an_earlier_release_say_nothing_of_stops(tmp_path: Path) -> None:
+    row = broken()
+    row["turns"] = [{name: turn[name] for name in turn if name != "stop"} for turn in row["turns"]]
+    path = tmp_path / "played.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    [record] = read_records(path)
+    assert [turn.stop for turn in record.turns] == [() for _ in row["turns"]]
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:

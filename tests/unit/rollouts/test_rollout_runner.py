@@ -25,8 +25,8 @@ from tinsmith.rollouts import (
     trajectory_arrays,
     trajectory_datums,
 )
-from tinsmith.rollouts.runner import with_stop
 from tinsmith.rpc.codec import encode_sampling_params
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 TOKENIZER = CharTokenizer()

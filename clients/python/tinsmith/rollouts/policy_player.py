@@ -14,8 +14,9 @@ from tinsmith.games.agent_game import AgentGame
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Conversation
 from tinsmith.rollouts.interfaces import ChatTokenizer, Sampler
-from tinsmith.rollouts.runner import mix_seed, with_stop
+from tinsmith.rollouts.runner import mix_seed
 from tinsmith.rollouts.trajectory import PlacedImage, to_model_input
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from tinsmith.environments.chat_messages import ObservationError, read_stop
@@ -38,7 +38,7 @@ from tinsmith.rollouts.machine import (
 from tinsmith.rollouts.observations import check_observation, check_outcome, read_tools
 from tinsmith.rollouts.tool_actions import ParseAction, tool_call_parser
 from tinsmith.rollouts.trajectory import Trajectory
-from tinsmith.sampling_stops import read_stops
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -238,17 +238,6 @@ async def _aside(
     if num_bytes < _LARGE_BYTES:
         return read(*args, **kwargs)
     return await asyncio.to_thread(read, *args, **kwargs)
-
-
-def with_stop(params: SamplingParams, stop: Sequence[str | int]) -> SamplingParams:
-    """Return parameters that also end a turn where its environment says so.
-
-    Whether the model's end of turn ends it too is what the parameters alone say.
-    """
-    if not stop:
-        return params
-    own, has_turn_end = read_stops(params)
-    return dataclasses.replace(params, stop=[*own, *stop], keeps_turn_end=has_turn_end)
 
 
 def mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:

@@ -18,8 +18,9 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.rollouts.interfaces import Sampler
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records.record import AGENT, PROBLEM, EpisodeRecord
-from tinsmith.rollouts.runner import mix_seed, with_stop
+from tinsmith.rollouts.runner import mix_seed
 from tinsmith.rollouts.trajectory import Trajectory
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import ModelInput, SamplingParams
 
 T = TypeVar("T")
