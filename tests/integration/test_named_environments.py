@@ -14,7 +14,7 @@ from tests.support.wait import TIMEOUT_S
 import tinsmith
 from tinsmith import cli
 from tinsmith.recipes import evaluate, match, rl
-from tinsmith.rollouts import RolloutConfig
+from tinsmith.rollouts import EnvironmentTask, RolloutConfig
 from tinsmith.rollouts.groups import GroupResult
 from tinsmith.rollouts.records import read_records
 from tinsmith.types import SamplingParams
@@ -23,21 +23,22 @@ from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_local.process import free_port
 
 CODE = '''
-from tinsmith.environments.environment import Environment, Observation, StepResult
+from tinsmith.environments.environment import Environment, Message, Observation, StepResult
 
 
 class LengthEnvironment(Environment):
     """Say much."""
 
-    default_config = {"num_turns": 2}
+    default_config = {"num_turns": 2, "ends": False}
 
     def reset(self, seed, config):
-        self._left = config["num_turns"]
-        return Observation.of_user(f"say {seed}")
+        self._left, self._ends = config["num_turns"], config["ends"]
+        return Observation((Message("user", f"say {seed}"),), stop=("e", "a") if self._ends else ())
 
     def step(self, action):
         self._left -= 1
-        shown = Observation.of_user("more") if self._left else Observation()
+        stop = tuple(range(64)) if self._ends else ()
+        shown = Observation((Message("user", "more"),), stop=stop) if self._left else Observation()
         return StepResult(shown, float(len(action.text)), self._left == 0)
 '''
 LIMITS = RolloutConfig(max_turns=4, max_tokens_per_turn=4)
@@ -232,3 +233,43 @@ def test_the_server_plays_names_alone(places: Places, tmp_path: Path, form: str)
     with pytest.raises(tinsmith.ConfigurationError, match="is not played on the server"):
         rl.main(config, places.client)
     assert not (tmp_path / "out").exists()
+
+
+def test_turns_end_where_an_environment_says(places: Places, tmp_path: Path) -> None:
+    client = places.client
+    sampler = client.create_sampler(base_model="tiny")
+    tokenizer = client.get_tokenizer("tiny")
+    [model] = [each for each in client.list_models() if each.base_model == "tiny"]
+    played = [
+        client.environments.play(
+            environment,
+            sampler=sampler,
+            seeds=[EnvironmentTask(seed, {"ends": True}) for seed in range(4)],
+            config=replace(LIMITS, max_tokens_per_turn=64),
+            params=SamplingParams(seed=7),
+            keep_in=tmp_path / f"{number}.jsonl",
+        )
+        for number, environment in enumerate((places.file, places.address))
+    ]
+    assert tokens_of(played[0]) == tokens_of(played[1])
+    records = list(read_records(tmp_path / "0.jsonl"))
+    num_own_ends = 0
+    for record in records:
+        assert [turn.stop for turn in record.turns] == [("e", "a"), tuple(range(64))]
+        for number, turn in enumerate(record.turns):
+            pairs = zip(record.turn_indices, record.tokens, strict=True)
+            said = [token for index, token in pairs if index == number]
+            is_stop = [token in model.stop_token_ids for token in said]
+            if number:
+                is_stop = [stop or token < 64 for stop, token in zip(is_stop, said, strict=True)]
+            else:
+                texts = [tokenizer.decode(said[:length]) for length in range(1, len(said) + 1)]
+                found = ["e" in text or "a" in text for text in texts]
+                is_stop = [a or b for a, b in zip(is_stop, found, strict=True)]
+            assert not any(is_stop[:-1])
+            assert is_stop[-1] == (turn.stop_reason == "stop")
+            num_own_ends += is_stop[-1] and said[-1] not in model.stop_token_ids
+    assert num_own_ends > 1
+    # A turn that is sampled again ends there too.
+    for record in records:
+        assert client.environments.replay(record, sampler=sampler).is_same

@@ -189,8 +189,8 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     """None: the client draws one, so that a call that is sent again gives the same tokens."""
-    stop: str | Sequence[str] | Sequence[int] | None = None
-    """Strings or token ids. None: the model's end of turn. `[]`: nothing but the length."""
+    stop: str | Sequence[str | int] | None = None
+    """Strings, token ids, or both. None: the model's end of turn. `[]`: nothing but the length."""
     min_p: float = 0.0
     """Keeps tokens at least this fraction as probable as the most probable one."""
     frequency_penalty: float = 0.0
@@ -205,6 +205,8 @@ class SamplingParams:
     """What the text has to keep, as long as it is not cut; tokens that break it are never drawn."""
     regex: str | None = None
     """The same by a regular expression of the whole text; not beside `json_schema`."""
+    keeps_turn_end: bool | None = None
+    """Whether the model's end of turn ends it too. None: unless `stop` is `[]` or has token ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,10 +302,13 @@ class SamplingService:
 
     def _tied(self, prompt: Prompt, request: SampleRequest, target: Target) -> SampleRequest:
         """Return a request with what the session and its model say."""
-        stop_tokens = request.stop_tokens
+        driver = self._driver(target.base_model)
+        # A token outside the vocabulary is never drawn, and engines cannot mask it in `min_tokens`.
+        vocabulary = range(driver.engine.info.vocab_size)
+        stop_tokens = [token for token in request.stop_tokens if token in vocabulary]
         # What does not fit is cut: a limit is no promise of a length. A prompt that leaves room for
         # no token is refused by the engine.
-        room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
+        room = driver.max_sequence_tokens - len(request.prompt_tokens)
         max_tokens = min(request.max_tokens, max(room, 1))
         if prompt.uses_model_stop_tokens:
             own = [*self._stop_tokens.get(target.base_model, ()), *target.stop_tokens]

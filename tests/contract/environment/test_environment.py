@@ -175,6 +175,19 @@ async def test_a_repeated_step_and_a_repeated_create(rig: Rig) -> None:
         await rig.step(first.name, 0, "another")
 
 
+async def test_an_observation_says_where_the_next_action_ends(rig: Rig) -> None:
+    instance = await rig.create()
+    assert not instance.observation.stop_strings
+    shown = (await rig.step(instance.name, 0, "stops")).observation
+    assert (list(shown.stop_strings), list(shown.stop_token_ids)) == (["\n"], [7])
+    after = (await rig.step(instance.name, 1)).observation
+    assert not after.stop_strings
+    assert not after.stop_token_ids
+    with expect_rpc_error(Code.ABORTED, reason="ENVIRONMENT_FAILED") as messages:
+        await rig.step(instance.name, 2, "empty stop")
+    assert "a stop string has 1 to 256 characters" in messages[0]
+
+
 async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:
     instance = await rig.create()
     with expect_rpc_error(Code.NOT_FOUND, reason="ENVIRONMENT_NOT_FOUND"):

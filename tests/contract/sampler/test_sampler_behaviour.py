@@ -118,6 +118,14 @@ async def test_stop_tokens(rig: SamplerRig) -> None:
     assert cut.sequences[0].stop_reason == STOP
 
 
+async def test_a_stop_token_outside_the_vocabulary_ends_nothing(rig: SamplerRig) -> None:
+    session = rig.session()
+    free = await rig.sample(session, stop=())
+    assert tokens_of(await rig.sample(session, stop=[2**31 - 1, -1], min_tokens=4)) == tokens_of(
+        free
+    )
+
+
 async def test_absent_stop_tokens_mean_the_end_of_turn_and_empty_ones_nothing(
     rig: SamplerRig,
 ) -> None:

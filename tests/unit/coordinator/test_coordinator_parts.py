@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from tinsmith.rollouts import TerminationReason, Trajectory, Turn
+from tinsmith.rollouts.trajectory_codec import decode_trajectory, encode_trajectory
+from tinsmith.rpc.codec import encode_sampling_params
+from tinsmith.sampling_stops import read_stops
+from tinsmith.types import SamplingParams
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.episodes.lease_tokens import (
     EpisodeKey,
@@ -17,6 +22,7 @@ from tinsmith_coordinator.episodes.lease_tokens import (
     matches,
 )
 from tinsmith_coordinator.episodes.waiters import Bells
+from tinsmith_coordinator.rpc.rollout_codec import decode_params
 from tinsmith_runtime.errors import ConfigError, DrainingError, KeyInvalidError, LeaseLostError
 from tinsmith_runtime.shielded import see_through
 
@@ -114,3 +120,31 @@ async def test_a_change_is_seen_through_when_its_caller_is_gone() -> None:
 def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         CoordinatorConfig(data_dir=tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("params", "stop"),
+    [
+        ({}, None),
+        ({"stop": "x"}, ["x"]),
+        ({"stop": []}, []),
+        ({"stop": ["x", 7]}, ["x", 7]),
+        ({"stop": [7], "keeps_turn_end": True}, [7]),
+        ({"stop": ["x"], "keeps_turn_end": False}, ["x"]),
+        ({"keeps_turn_end": False}, []),
+    ],
+)
+def test_where_a_sample_ends_is_what_the_client_said(
+    params: dict[str, Any], stop: list[str | int] | None
+) -> None:
+    given = SamplingParams(**params, seed=3)
+    read = decode_params(encode_sampling_params(given, seed=4))
+    assert read.stop == stop
+    assert read_stops(read) == read_stops(given)
+    assert encode_sampling_params(read, seed=4) == encode_sampling_params(given, seed=4)
+
+
+def test_a_trajectory_keeps_where_its_turns_end() -> None:
+    turns = (Turn(1, "stop", stop=("x", 7)), Turn(2, "length"))
+    played = Trajectory((), turns, TerminationReason.DONE)
+    assert decode_trajectory(encode_trajectory(played)).turns == turns

@@ -56,6 +56,7 @@ async def test_environments_that_raise_or_return_nonsense_do_not_disturb_others(
         ("lie", "done must be True or False, got str"),
         ("wrong", "expected a StepResult, got str"),
         ("unserialisable", "object has no JSON form"),
+        ("empty stop", "a stop string has 1 to 256 characters"),
     ]:
         with pytest.raises(EnvironmentFailedError, match=problem) as caught:
             await worker.step("bad", Action(text=text))

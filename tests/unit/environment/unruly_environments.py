@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tinsmith_environment import Action, Environment, JsonValue, Observation, StepResult
+from tinsmith_environment import Action, Environment, JsonValue, Message, Observation, StepResult
 
 
 class UnrulyEnvironment(Environment):
@@ -59,6 +59,11 @@ class UnrulyEnvironment(Environment):
                 result = StepResult(Observation(), 0.0, False, {"object": object()})  # type: ignore[dict-item]
             case "large":
                 result = StepResult(Observation.of_user("x" * 3_000_000), 0.0, False)
+            case "stops":
+                shown = Observation((Message("user", "on"),), stop=(7, "\n"))
+                result = StepResult(shown, 0.0, False)
+            case "empty stop":
+                result = StepResult(Observation(stop=("",)), 0.0, False)
             case "done":
                 result = StepResult(Observation(), 1.0, True)
         return result  # type: ignore[no-any-return]

@@ -89,6 +89,7 @@ class FakeObservation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     images: list[ImageChunk] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    stop: tuple[str | int, ...] = ()
 
     @classmethod
     def user(cls, content: str) -> FakeObservation:
@@ -124,9 +125,12 @@ class FakeInstance:
 
 
 class ScriptedSampler:
-    """Answers with texts in turn; a text that does not end in a special token was cut off."""
+    """Answers with texts in turn; what ends in no special token and no stop was cut off."""
 
-    def __init__(self, texts: Sequence[str | Exception], *, tokenizer: CharTokenizer) -> None:
+    def __init__(
+        self, texts: Sequence[str | Exception], *, tokenizer: CharTokenizer, stops: str = ""
+    ) -> None:
+        self._stops = tokenizer.encode(stops, add_special_tokens=False)
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
         self._texts = list(texts)
@@ -142,7 +146,7 @@ class ScriptedSampler:
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         assert params.max_tokens is not None
         tokens = tokens[: params.max_tokens]
-        stopped = tokens[-1] < len(SPECIALS)
+        stopped = tokens[-1] < len(SPECIALS) or tokens[-1] in self._stops
         return SampledSequence(
             tokens=tokens,
             logprobs=[-(turn + 1) - i / 16 for i in range(len(tokens))],

@@ -45,6 +45,10 @@ def say(text: str = "more") -> FakeObservation:
     return FakeObservation.user(text)
 
 
+def stops(stop: Any) -> FakeObservation:
+    return FakeObservation([{"role": "user", "content": "more"}], stop=stop)
+
+
 class Reader:
     """Says a letter and ends its turn; refuses prompts with a picture that it cannot decode."""
 
@@ -86,6 +90,16 @@ async def play_beside(step: FakeOutcome) -> tuple[Trajectory, Trajectory]:
         (FakeOutcome(say(), 1.0, False, "fine"), "info is a mapping"),  # type: ignore[arg-type]
         (FakeOutcome(FakeObservation()), "shows no message"),
         (FakeOutcome(say("x" * 100_000_000)), "the observation has over"),
+        (FakeOutcome(stops("now")), "stop is a list, got str"),
+        (FakeOutcome(stops([None])), "neither a string nor a token id"),
+        (FakeOutcome(stops([True])), "neither a string nor a token id"),
+        (FakeOutcome(stops([""])), "a stop string has 1 to 256 characters"),
+        (FakeOutcome(stops(["\ud800"])), "a stop string holds half of a surrogate pair"),
+        (FakeOutcome(stops(["x" * 257])), "a stop string has 1 to 256 characters"),
+        (FakeOutcome(stops(["x"] * 17)), "stop holds 17 strings and 0 token ids, at most 16"),
+        (FakeOutcome(stops([1] * 65)), "0 strings and 65 token ids, at most 16 and 64"),
+        (FakeOutcome(stops([-1])), "a stop token is a whole number from 0"),
+        (FakeOutcome(stops([2**31])), "a stop token is a whole number from 0"),
         (FakeOutcome(show(b"bytes")), "an image is an ImageChunk"),
         (FakeOutcome(show(ImageChunk(b"GIF89a", "gif"))), "use png or jpeg"),
         (FakeOutcome(show(ImageChunk(b"text", "png"))), "png"),

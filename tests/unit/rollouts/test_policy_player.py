@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 from tests.fakes.table_games import Nim
 from tests.unit.rollouts.fakes import CharTokenizer, ScriptedSampler
@@ -59,3 +62,14 @@ async def test_what_a_sampler_raises_reaches_the_table() -> None:
 
     with pytest.raises(ConnectionError, match="gone"):
         await PolicyPlayer(TOKENIZER, sampler).choose_move(Nim(("you", "me")), "you")
+
+
+async def test_a_turn_ends_where_the_game_says() -> None:
+    class Lines(Nim):
+        def observe(self, agent: str) -> Any:
+            return dataclasses.replace(super().observe(agent), stop=("\n",))
+
+    sampler = ScriptedSampler(["1\n"], tokenizer=TOKENIZER, stops="\n")
+    player = PolicyPlayer(TOKENIZER, sampler, SamplingParams(max_tokens=8))
+    assert await player.choose_move(Lines(("you", "me"), 7), "you") == "1\n"
+    assert sampler.params[0].stop == ["\n"]

@@ -88,6 +88,34 @@ def test_a_turn_that_ends_in_the_line_break_of_the_template_was_cut_off() -> Non
     assert tokenizer.decode(tokens).startswith("<|im_end|>\n<|im_start|>user")
 
 
+@pytest.mark.parametrize(
+    ("said", "text", "expected"),
+    [
+        pytest.param("hi\n", "hi\n", "<|im_end|>\n<|im_start|>user", id="line-break"),
+        pytest.param("hi<|im_end|>", "hi", "\n<|im_start|>user", id="end-of-turn"),
+        pytest.param("hi<|eot|>", "hi<|eot|>", "<|im_end|>\n<|im_start|>user", id="special"),
+    ],
+)
+def test_a_turn_that_a_stop_may_end_has_the_end_of_the_template_once(
+    said: str, text: str, expected: str
+) -> None:
+    tokenizer = CharTokenizer()
+    conversation = Conversation(tokenizer)
+    conversation.begin(user("q"))
+    assert conversation.add_turn(encode(tokenizer, said), "stop", has_stops=True) == text
+    tokens = conversation.add_observation(user("ok")).tokens
+    assert tokenizer.decode(tokens).startswith(expected)
+
+
+def test_a_stop_that_begins_the_end_of_the_template_counts_as_its_beginning() -> None:
+    tokenizer = SpacedTokenizer()
+    conversation = Conversation(tokenizer)
+    conversation.begin(user("q"))
+    assert conversation.add_turn(encode(tokenizer, "hi "), "stop", has_stops=True) == "hi"
+    tokens = conversation.add_observation(user("ok")).tokens
+    assert tokenizer.decode(tokens) == "<|eot|>user: ok\nassistant: "
+
+
 def test_a_rewritten_history_is_an_error_that_names_the_remedy() -> None:
     tokenizer = ThinkingTokenizer()
     conversation = Conversation(tokenizer)

@@ -66,7 +66,7 @@ turns = st.lists(
 def played(first: Sequence[int], script: Sequence[Any]) -> Trajectory:
     """Return an episode of turns: said tokens, their log-probability, reward, what is shown."""
     rollout = Rollout(RolloutConfig(max_turns=100, max_context_tokens=10_000))
-    rollout.apply(ContextBuilt(first))
+    rollout.apply(ContextBuilt(first, stop=("é", 7)))
     for index, (said, logprob, reward, shown, has_image, starts_sample) in enumerate(script):
         rollout.apply(TurnSampled(said, [logprob] * len(said), [index] * len(said), "stop"))
         images = (PlacedImage(0, len(shown), picture(28, 28)),) if has_image else ()
@@ -77,6 +77,7 @@ def played(first: Sequence[int], script: Sequence[Any]) -> Trajectory:
                 is_last,
                 {"turn": index},
                 None if is_last else Continuation(tuple(shown), images, starts_sample),
+                ("now",) if index % 2 else (),
             )
         )
     return rollout.to_trajectory([{"role": "user", "content": "é\n"}], key="0/1/2/0")
@@ -195,6 +196,12 @@ def broken(**changes: Any) -> dict[str, Any]:
             id="reward-of-a-turn",
         ),
         pytest.param(
+            broken(turns=[{**broken()["turns"][0], "stop": [None]}]),
+            "turns[0].stop",
+            "a list of texts and token ids",
+            id="stop-of-a-turn",
+        ),
+        pytest.param(
             broken(
                 images=[
                     {
@@ -224,6 +231,15 @@ def test_a_line_that_is_no_record_is_named(
         next(lines)
     assert (caught.value.line, caught.value.field) == (2, field)
     assert problem in str(caught.value)
+
+
+def test_turns_of_an_earlier_release_say_nothing_of_stops(tmp_path: Path) -> None:
+    row = broken()
+    row["turns"] = [{name: turn[name] for name in turn if name != "stop"} for turn in row["turns"]]
+    path = tmp_path / "played.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    [record] = read_records(path)
+    assert [turn.stop for turn in record.turns] == [() for _ in row["turns"]]
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:

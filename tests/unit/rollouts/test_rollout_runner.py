@@ -25,6 +25,8 @@ from tinsmith.rollouts import (
     trajectory_arrays,
     trajectory_datums,
 )
+from tinsmith.rpc.codec import encode_sampling_params
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 TOKENIZER = CharTokenizer()
@@ -206,3 +208,87 @@ async def test_seeds_differ_by_turn_and_episode_and_repeat() -> None:
     assert len({*first, *await seeds("0/1", 7)}) == 4
     assert await seeds("0/0", 7) == first
     assert await seeds("0/0", None) == [None, None]
+
+
+async def test_an_environment_says_where_a_turn_ends() -> None:
+    """A line break ends the first turn, a token the third; the second ends as the model wants."""
+    comma = TOKENIZER.encode(",", add_special_tokens=False)
+    first = FakeObservation([{"role": "user", "content": "Q"}], stop=("\n",))
+    last = FakeObservation([{"role": "user", "content": "S"}], stop=(*comma, "!"))
+    instance = FakeInstance("", [outcome("R"), FakeOutcome(last), END])
+    instance.observation = first
+    sampler = ScriptedSampler(["ab\n", "c<|im_end|>", "d,"], tokenizer=TOKENIZER, stops="\n,")
+    runner = RolloutRunner(TOKENIZER, sampler)
+
+    trajectory = await runner.run(creating(instance))
+
+    asked = [(params.stop, params.keeps_turn_end) for params in sampler.params]
+    assert asked == [(["\n"], True), (None, None), (["!", *comma], True)]
+    assert instance.actions == ["ab\n", "c", "d,"]
+    # A line break is no end of a turn: the model did not say the token before it.
+    pieces = [
+        ("<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n", -1),
+        ("ab\n", 0),
+        ("<|im_end|>\n<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n", -1),
+        ("c<|im_end|>", 1),
+        ("\n<|im_start|>user\nS<|im_end|>\n<|im_start|>assistant\n", -1),
+        ("d,", 2),
+    ]
+    [sample] = trajectory.samples
+    assert TOKENIZER.decode(sample.tokens.tolist()) == "".join(text for text, _ in pieces)
+    assert sample.turn_indices.tolist() == [turn for text, turn in pieces for _ in encoded(text)]
+    assert [turn.stop for turn in trajectory.turns] == [("\n",), (), ("!", *comma)]
+    assert [turn.stop_reason for turn in trajectory.turns] == ["stop"] * 3
+
+
+def encoded(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("own", "stop", "keeps_turn_end"),
+    [
+        (None, [7, "x"], True),
+        ("a", ["a", 7, "x"], True),
+        (["a"], ["a", 7, "x"], True),
+        ([], [7, "x"], False),
+        ([3], [3, 7, "x"], False),
+        (["a", 3], ["a", 3, 7, "x"], False),
+    ],
+)
+def test_stops_of_an_environment_stand_beside_those_of_the_caller(
+    own: Any, stop: list[Any], keeps_turn_end: bool
+) -> None:
+    params = with_stop(SamplingParams(stop=own, temperature=0.5), (7, "x"))
+    assert params == SamplingParams(stop=stop, temperature=0.5, keeps_turn_end=keeps_turn_end)
+    for said in (True, False):
+        kept = SamplingParams(stop=own, keeps_turn_end=said)
+        assert with_stop(kept, (7, "x")).keeps_turn_end is said
+        assert with_stop(kept, ()) is kept
+
+
+def test_without_an_end_of_turn_the_strings_of_an_environment_bring_none() -> None:
+    """Strings alone in `stop` leave the model's end of turn; `[]` of the caller goes on to hold."""
+    message = encode_sampling_params(with_stop(SamplingParams(stop=[]), ("x",)), seed=1)
+    assert list(message.stop_strings) == ["x"]
+    assert message.HasField("stop_tokens")
+    assert not message.stop_tokens.token_ids
+    assert not message.stop_tokens.includes_those_of_model
+
+
+async def test_an_observation_of_a_class_without_stop_is_played() -> None:
+    class Shown:
+        def __init__(self, content: str) -> None:
+            self.messages = [{"role": "user", "content": content}]
+            self.images: list[Any] = []
+            self.tools: list[Any] = []
+
+    instance = FakeInstance("", [FakeOutcome(Shown("R")), END])  # type: ignore[arg-type]
+    instance.observation = Shown("Q")  # type: ignore[assignment]
+    sampler = ScriptedSampler(["a<|im_end|>", "b<|im_end|>"], tokenizer=TOKENIZER)
+
+    trajectory = await RolloutRunner(TOKENIZER, sampler).run(creating(instance))
+
+    assert trajectory.reason is TerminationReason.DONE
+    assert [turn.stop for turn in trajectory.turns] == [(), ()]
+    assert [params.stop for params in sampler.params] == [None, None]

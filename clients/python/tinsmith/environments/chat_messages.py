@@ -18,6 +18,12 @@ ROLES = ("system", "user", "assistant", "tool")
 
 _FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 
+MAX_STOP_STRINGS = 16
+"""Of an observation. A sampler takes 64 with those of the sampling parameters."""
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 64
+_MAX_TOKEN_ID = 2**31 - 1
+
 
 class ObservationError(ValueError):
     """What an environment showed is no observation; its episode is lost."""
@@ -39,6 +45,35 @@ def to_chat_message(message: object) -> dict[str, Any]:
     if message.name:
         chat["name"] = message.name
     return read_chat_message(chat)
+
+
+def read_stop(observation: object) -> tuple[str | int, ...]:
+    """Return where the action behind an observation ends: strings, then token ids.
+
+    A class of one's own may have no `stop`.
+
+    Raises:
+        ObservationError: If it is no list of them, or they are too many or too long.
+    """
+    stop = getattr(observation, "stop", ())
+    if not isinstance(stop, list | tuple):
+        raise ObservationError(f"stop is a list, got {type(stop).__name__}")
+    strings = [each for each in stop if isinstance(each, str)]
+    token_ids = [each for each in stop if isinstance(each, int) and not isinstance(each, bool)]
+    if len(strings) + len(token_ids) != len(stop):
+        raise ObservationError("stop holds what is neither a string nor a token id")
+    if len(strings) > MAX_STOP_STRINGS or len(token_ids) > MAX_STOP_TOKENS:
+        raise ObservationError(
+            f"stop holds {len(strings)} strings and {len(token_ids)} token ids, at most "
+            f"{MAX_STOP_STRINGS} and {MAX_STOP_TOKENS} may be"
+        )
+    if not all(1 <= len(each) <= MAX_STOP_CHARACTERS for each in strings):
+        raise ObservationError(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
+    if any("\ud800" <= character <= "\udfff" for each in strings for character in each):
+        raise ObservationError("a stop string holds half of a surrogate pair")
+    if not all(0 <= each <= _MAX_TOKEN_ID for each in token_ids):
+        raise ObservationError(f"a stop token is a whole number from 0 to {_MAX_TOKEN_ID}")
+    return (*strings, *token_ids)
 
 
 def to_chat_call(call: object) -> dict[str, Any]:

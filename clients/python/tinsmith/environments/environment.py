@@ -88,6 +88,11 @@ class Observation:
     """
     tools: tuple[Tool, ...] = ()
     """Tools of the episode; only of what `reset` returns."""
+    stop: tuple[str | int, ...] = ()
+    """Where the next action ends, as at the model's end of turn: strings, or token ids.
+
+    The text of the action holds the string that ended it.
+    """
 
     @classmethod
     def of_user(cls, content: Content, images: Sequence[Image] = ()) -> Observation:

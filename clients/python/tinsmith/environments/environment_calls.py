@@ -23,6 +23,7 @@ from tinsmith.environments.naming import (
 )
 from tinsmith.environments.observation_codec import (
     decode_chat_message,
+    decode_stop,
     decode_tool,
     encode_action,
 )
@@ -70,6 +71,8 @@ class Observation:
     """In the order of their places."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Schemas of the tools of the episode; of its first observation only."""
+    stop: tuple[str | int, ...] = ()
+    """Where the next action ends, as at the model's end of turn: strings and token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,4 +423,5 @@ def _decode_observation(message: trajectories_pb2.Observation) -> Observation:
         messages=[decode_chat_message(item) for item in message.messages],
         images=[decode_image(image) for image in message.images],
         tools=[decode_tool(tool) for tool in message.tools],
+        stop=decode_stop(message),
     )

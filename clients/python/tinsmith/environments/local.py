@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tinsmith.environments.chat_messages import to_chat_message, to_chat_tool
+from tinsmith.environments.chat_messages import read_stop, to_chat_message, to_chat_tool
 from tinsmith.environments.environment import (
     Action,
     Environment,
@@ -209,4 +209,5 @@ def _to_chat(observation: ShownObservation) -> Observation:
         messages=[to_chat_message(message) for message in observation.messages],
         images=list(observation.images),
         tools=[to_chat_tool(tool) for tool in observation.tools],
+        stop=read_stop(observation),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from tinsmith import tensors
 from tinsmith.environments.chat_messages import (
     from_chat_call,
+    read_stop,
     to_chat_call,
     to_chat_message,
     to_chat_tool,
@@ -16,7 +17,7 @@ from tinsmith.environments.chat_messages import (
 from tinsmith.environments.environment import Action, Observation
 from tinsmith.rpc.input_codec import encode_image
 from tinsmith.text.tool_notations import ToolCall
-from tinsmith.v1 import trajectories_pb2
+from tinsmith.v1 import rollout_pb2, trajectories_pb2
 
 
 def encode_observation(observation: Observation) -> trajectories_pb2.Observation:
@@ -29,7 +30,23 @@ def encode_observation(observation: Observation) -> trajectories_pb2.Observation
         messages=[encode_chat_message(to_chat_message(one)) for one in observation.messages],
         images=[encode_image(image) for image in observation.images],
         tools=[_encode_tool(to_chat_tool(tool)) for tool in observation.tools],
+        **encode_stop(read_stop(observation)),
     )
+
+
+def encode_stop(stop: Sequence[str | int]) -> dict[str, Any]:
+    """Return the fields of a message that say where an action ends."""
+    return {
+        "stop_strings": [each for each in stop if isinstance(each, str)],
+        "stop_token_ids": [each for each in stop if not isinstance(each, str)],
+    }
+
+
+def decode_stop(
+    message: trajectories_pb2.Observation | rollout_pb2.TrajectoryTurn,
+) -> tuple[str | int, ...]:
+    """Return where an action ends."""
+    return (*message.stop_strings, *message.stop_token_ids)
 
 
 def encode_chat_message(chat: Mapping[str, Any]) -> trajectories_pb2.ChatMessage:

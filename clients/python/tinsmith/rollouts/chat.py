@@ -104,12 +104,18 @@ class Conversation:
         self._rendered = self._render(self._messages)
         return self._encode(self._rendered, self._images)
 
-    def add_turn(self, tokens: Sequence[int], stop_reason: str) -> str:
-        """Append the model's turn and return its text without the end of turn."""
+    def add_turn(self, tokens: Sequence[int], stop_reason: str, *, has_stops: bool = False) -> str:
+        """Append the model's turn and return its text without the end of turn.
+
+        Args:
+            tokens: What was sampled.
+            stop_reason: Why it ended, `stop` or `length`.
+            has_stops: Whether more than the model's end of turn could end it.
+        """
         text_tokens = list(tokens)
         self._emitted_ending = ""
         ending = self.turn_ending()
-        index = _find_end(tokens, stop_reason, ending, self._tokenizer)
+        index = _find_end(tokens, stop_reason, ending, self._tokenizer, has_stops=has_stops)
         if index is not None:
             text_tokens = text_tokens[:-1]
             self._emitted_ending = self._tokenizer.decode(ending[: index + 1])
@@ -212,18 +218,26 @@ class Conversation:
 
 
 def _find_end(
-    tokens: Sequence[int], stop_reason: str, ending: Sequence[int], tokenizer: ChatTokenizer
+    tokens: Sequence[int],
+    stop_reason: str,
+    ending: Sequence[int],
+    tokenizer: ChatTokenizer,
+    *,
+    has_stops: bool,
 ) -> int | None:
     """Return where in the ending of a turn the last sampled token stands; None if nowhere.
 
     A turn that was cut off may by chance end in a token that the ending has too, such as a line
-    break; only a token of visible text counts there, which is the end-of-turn token.
+    break; only a token of visible text counts there, which is the end-of-turn token. So it is where
+    a stop of one's own may be that line break, unless the ending begins with it.
     """
     if not tokens or tokens[-1] not in ending:
         return None
-    if stop_reason != STOP and not tokenizer.decode([tokens[-1]]).strip():
+    index = list(ending).index(tokens[-1])
+    is_certain = stop_reason == STOP and not (has_stops and index)
+    if not is_certain and not tokenizer.decode([tokens[-1]]).strip():
         return None
-    return list(ending).index(tokens[-1])
+    return index
 
 
 def _first_difference(rendered: str, so_far: str, turn: str, suffix: str) -> int | None:

@@ -90,7 +90,10 @@ class Sampler(Protocol):
 
 
 class Observation(Protocol):
-    """What an environment shows next; `tinsmith.Observation` is one."""
+    """What an environment shows next; `tinsmith.Observation` is one.
+
+    It may have `stop` as well, where the next action ends: strings and token ids.
+    """
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,6 +85,8 @@ class ContextBuilt:
 
     tokens: Sequence[int]
     images: Sequence[PlacedImage] = ()
+    stop: tuple[str | int, ...] = ()
+    """Where the environment says that the first turn ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class StepTaken:
     info: Mapping[str, Any] = field(default_factory=dict)
     continuation: Continuation | None = None
     """What follows the turn; needed unless the episode ends here."""
+    stop: tuple[str | int, ...] = ()
+    """Where the environment says that the next turn ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ class Rollout:
         self._reason: TerminationReason | None = None
         self._failure = ""
         self.state = RolloutState.PENDING
+        self.stop: tuple[str | int, ...] = ()
+        """Where the environment says that the next turn ends, besides the model's end of turn."""
 
     @property
     def reason(self) -> TerminationReason | None:
@@ -202,7 +208,8 @@ class Rollout:
             InvalidTransitionError: If the state does not know the event.
         """
         match self.state, event:
-            case RolloutState.PENDING, ContextBuilt(tokens, images):
+            case RolloutState.PENDING, ContextBuilt(tokens, images, stop):
+                self.stop = stop
                 self._samples[-1].append(_Piece(tuple(tokens), images=tuple(images)))
                 self._generate()
             case RolloutState.GENERATING, TurnSampled():
@@ -266,7 +273,7 @@ class Rollout:
                 tuple(event.tokens), self.num_turns, tuple(event.logprobs), tuple(event.versions)
             )
         )
-        self._turns.append(Turn(len(event.tokens), event.stop_reason))
+        self._turns.append(Turn(len(event.tokens), event.stop_reason, stop=self.stop))
         self.state = RolloutState.INTERACTING
 
     def _accept_step(self, event: StepTaken) -> None:
@@ -278,6 +285,7 @@ class Rollout:
         elif event.continuation is None:
             raise InvalidTransitionError("the episode goes on, but nothing follows the turn")
         else:
+            self.stop = event.stop
             self._continue(event.continuation)
 
     def _continue(self, continuation: Continuation) -> None:
@@ -301,8 +309,7 @@ class Rollout:
             self._terminate(TerminationReason.MAX_TOKENS)
 
     def _reward_turn(self, reward: float, info: Mapping[str, Any]) -> None:
-        turn = self._turns[-1]
-        self._turns[-1] = Turn(turn.num_tokens, turn.stop_reason, float(reward), dict(info))
+        self._turns[-1] = replace(self._turns[-1], reward=float(reward), info=dict(info))
 
     def _terminate(self, reason: TerminationReason, failure: str = "") -> None:
         self.state = RolloutState.TERMINATED

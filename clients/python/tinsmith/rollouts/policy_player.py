@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tinsmith.environments.chat_messages import read_stop
 from tinsmith.games.agent_game import AgentGame
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Conversation
 from tinsmith.rollouts.interfaces import ChatTokenizer, Sampler
 from tinsmith.rollouts.runner import mix_seed
 from tinsmith.rollouts.trajectory import PlacedImage, to_model_input
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 
@@ -62,11 +64,14 @@ class PolicyPlayer:
         self._images += [placed.moved(len(self._context)) for placed in piece.images]
         self._context += piece.tokens
         params = dataclasses.replace(
-            self._params, seed=mix_seed(self._params.seed, self._game_key, self._num_turns)
+            with_stop(self._params, read_stop(shown)),
+            seed=mix_seed(self._params.seed, self._game_key, self._num_turns),
         )
         completion = await self._sampler.sample_async(
             to_model_input(self._context, self._images), params
         )
         self._num_turns += 1
         self._context += completion.tokens
-        return self._conversation.add_turn(completion.tokens, completion.stop_reason)
+        return self._conversation.add_turn(
+            completion.tokens, completion.stop_reason, has_stops=bool(params.stop)
+        )

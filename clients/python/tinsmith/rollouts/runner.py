@@ -14,10 +14,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from tinsmith.environments.chat_messages import ObservationError
+from tinsmith.environments.chat_messages import ObservationError, read_stop
 from tinsmith.errors import InvalidArgumentError
 from tinsmith.images import ImageRules
-from tinsmith.rollouts.chat import Conversation
+from tinsmith.rollouts.chat import Continuation, Conversation
 from tinsmith.rollouts.errors import (
     ActionParseError,
     InvalidTransitionError,
@@ -38,6 +38,7 @@ from tinsmith.rollouts.machine import (
 from tinsmith.rollouts.observations import check_observation, check_outcome, read_tools
 from tinsmith.rollouts.tool_actions import ParseAction, tool_call_parser
 from tinsmith.rollouts.trajectory import Trajectory
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -139,14 +140,14 @@ class RolloutRunner:
         try:
             first = instance.observation
             num_bytes = check_observation(first, max_bytes=self._config.max_observation_bytes)
-            tools = read_tools(first.tools)
+            tools, stop = read_tools(first.tools), read_stop(first)
             context = await _aside(
                 num_bytes, conversation.begin, first.messages, images=first.images, tools=tools
             )
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return str
-        rollout.apply(ContextBuilt(context.tokens, context.images))
+        rollout.apply(ContextBuilt(context.tokens, context.images, stop))
         if self._parse_action is not None:
             return self._parse_action
         return tool_call_parser(self._tokenizer.tool_template, tools) if tools else str
@@ -155,7 +156,7 @@ class RolloutRunner:
         self, rollout: Rollout, conversation: Conversation, episode_key: str
     ) -> str:
         params = dataclasses.replace(
-            self._params,
+            with_stop(self._params, rollout.stop),
             max_tokens=rollout.turn_budget,
             seed=mix_seed(self._params.seed, episode_key, rollout.num_turns),
         )
@@ -184,7 +185,9 @@ class RolloutRunner:
             return ""
         except Exception as error:
             raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
-        return conversation.add_turn(completion.tokens, completion.stop_reason)
+        return conversation.add_turn(
+            completion.tokens, completion.stop_reason, has_stops=bool(params.stop)
+        )
 
     async def _interact(
         self,
@@ -204,12 +207,14 @@ class RolloutRunner:
         except Exception as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
-        continuation = None
+        continuation: Continuation | None = None
+        stop: tuple[str | int, ...] = ()
         try:
             check_outcome(outcome)
             if not (outcome.done or rollout.is_last_turn):
                 shown = outcome.observation
                 num_bytes = check_observation(shown, max_bytes=self._config.max_observation_bytes)
+                stop = read_stop(shown)
                 continuation = await _aside(
                     num_bytes,
                     conversation.add_observation,
@@ -220,7 +225,7 @@ class RolloutRunner:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
         rollout.apply(
-            StepTaken(float(outcome.reward), bool(outcome.done), outcome.info, continuation)
+            StepTaken(float(outcome.reward), bool(outcome.done), outcome.info, continuation, stop)
         )
 
 

@@ -109,6 +109,8 @@ class Turn:
     stop_reason: str
     reward: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str | int, ...] = ()
+    """Where the environment said that it ends: strings, then token ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
+from tinsmith.environments.observation_codec import decode_stop, encode_stop
 from tinsmith.rollouts.trajectory import (
     PlacedImage,
     TerminationReason,
@@ -54,7 +55,10 @@ def encode_trajectory(trajectory: Trajectory) -> rollout_pb2.Trajectory:
         message.messages.add().update(dict(each))
     for turn in trajectory.turns:
         encoded = message.turns.add(
-            num_tokens=turn.num_tokens, stop_reason=_STOPS[turn.stop_reason], reward=turn.reward
+            num_tokens=turn.num_tokens,
+            stop_reason=_STOPS[turn.stop_reason],
+            reward=turn.reward,
+            **encode_stop(turn.stop),
         )
         encoded.info.update(dict(turn.info))
     return message
@@ -80,6 +84,7 @@ def decode_trajectory(message: rollout_pb2.Trajectory, *, key: str = "") -> Traj
                 _DECODED_STOPS.get(turn.stop_reason, ""),
                 turn.reward,
                 json_format.MessageToDict(turn.info),
+                decode_stop(turn),
             )
             for turn in message.turns
         ),

@@ -17,6 +17,7 @@ from tinsmith.images import ImageRules
 from tinsmith.rpc.durations import decode_duration
 from tinsmith.rpc.input_codec import encode_model_input
 from tinsmith.rpc.sampler_choice import choice_name
+from tinsmith.sampling_stops import read_stops
 from tinsmith.v1 import (
     checkpoint_pb2,
     models_pb2,
@@ -102,14 +103,12 @@ def encode_sampling_params(
         message.output_format.regex = value.regex
     if value.max_tokens is not None:
         message.max_tokens = value.max_tokens
-    if value.stop is None:
-        return message
-    stops: Sequence[str | int] = [value.stop] if isinstance(value.stop, str) else list(value.stop)
-    strings = [stop for stop in stops if isinstance(stop, str)]
+    stops, has_turn_end = read_stops(value)
     token_ids = [int(stop) for stop in stops if not isinstance(stop, str)]
-    message.stop_strings.extend(strings)
-    if token_ids or not strings:
+    message.stop_strings.extend(stop for stop in stops if isinstance(stop, str))
+    if token_ids or not has_turn_end:
         message.stop_tokens.token_ids.extend(token_ids)
+        message.stop_tokens.includes_those_of_model = has_turn_end
         message.stop_tokens.SetInParent()
     return message
 

@@ -682,6 +682,8 @@ class TrajectoryTurn(_message.Message):
     STOP_REASON_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """Counts its tokens."""
     stop_reason: _trajectories_pb2.SampledSequence.StopReason.ValueType
@@ -692,6 +694,14 @@ class TrajectoryTurn(_message.Message):
     def info(self) -> _struct_pb2.Struct:
         """Holds what the environment said beside."""
 
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Repeats the `stop_strings` of the observation before it."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Repeats the `stop_token_ids` of the observation before it."""
+
     def __init__(
         self,
         *,
@@ -699,10 +709,12 @@ class TrajectoryTurn(_message.Message):
         stop_reason: _trajectories_pb2.SampledSequence.StopReason.ValueType = ...,
         reward: _builtins.float = ...,
         info: _struct_pb2.Struct | None = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "num_tokens", b"num_tokens", "reward", b"reward", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "num_tokens", b"num_tokens", "reward", b"reward", "stop_reason", b"stop_reason", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

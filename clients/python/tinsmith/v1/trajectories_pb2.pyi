@@ -661,6 +661,8 @@ class Observation(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Lists the messages to append to the conversation; empty after the last step."""
@@ -675,16 +677,28 @@ class Observation(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
         """Lists the tools of the episode; of its first observation only."""
 
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ends the next turn once its text contains any of these strings, as the model's end of turn does:
+        at most 16, each of 1 to 256 characters.
+        """
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ends the next turn after any of these tokens, as the model's end of turn does: at most 64."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         images: _abc.Iterable[Global___ImageChunk] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -158,6 +158,8 @@ def decode_params(message: trajectories_pb2.SamplingParams) -> SamplingParams:
             given[form] = getattr(message.output_format, form)
     if message.HasField("stop_tokens") or message.stop_strings:
         given["stop"] = [*message.stop_strings, *message.stop_tokens.token_ids]
+    if message.HasField("stop_tokens"):
+        given["keeps_turn_end"] = message.stop_tokens.includes_those_of_model
     return SamplingParams(**given, logit_bias=dict(message.logit_bias))
 
 

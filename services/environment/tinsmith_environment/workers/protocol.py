@@ -21,6 +21,7 @@ from tinsmith.environments.chat_messages import (
     from_chat_message,
     from_chat_tool,
     place_images,
+    read_stop,
     to_chat_message,
     to_chat_tool,
 )
@@ -125,6 +126,7 @@ def encode_observation(observation: object) -> dict[str, Any]:
             "messages": messages,
             "images": [_encode_image(image) for image in observation.images],
             "tools": [to_chat_tool(tool) for tool in observation.tools],
+            "stop": read_stop(observation),
         }
     except ObservationError as error:
         raise FrameError(str(error)) from error
@@ -136,6 +138,7 @@ def decode_observation(value: Mapping[str, Any]) -> Observation:
         tuple(from_chat_message(chat) for chat in value["messages"]),
         tuple(Image(base64.b64decode(data), kind) for kind, data in value["images"]),
         tuple(from_chat_tool(chat) for chat in value["tools"]),
+        tuple(value["stop"]),
     )
 
 

@@ -97,6 +97,7 @@ def make_record(
                 stop_reason=turn.stop_reason,
                 reward=turn.reward,
                 info=to_plain(turn.info),
+                stop=turn.stop,
             )
             for turn in trajectory.turns
         ),

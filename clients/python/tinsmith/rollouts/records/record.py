@@ -68,6 +68,8 @@ class RecordedTurn:
     stop_reason: str
     reward: float
     info: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str | int, ...] = ()
+    """Where the environment said that it ends: strings, then token ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,6 +262,10 @@ _TURN_CHECKS: Mapping[str, _Check] = {
     "reward": (_is_number, "a number"),
     "info": _OBJECT,
 }
+_STOP: _Check = (
+    _all(lambda value: _is_text(value) or _is_int(value)),
+    "a list of texts and token ids",
+)
 _IMAGE_CHECKS: Mapping[str, _Check] = {
     "position": _WHOLE,
     "num_tokens": _WHOLE,
@@ -281,7 +287,10 @@ def _read(row: Mapping[str, Any], name: str, check: _Check, prefix: str = "") ->
 
 def _read_turn(row: Mapping[str, Any], index: int) -> RecordedTurn:
     prefix = f"turns[{index}]."
-    return RecordedTurn(**{name: _read(row, name, c, prefix) for name, c in _TURN_CHECKS.items()})
+    values = {name: _read(row, name, check, prefix) for name, check in _TURN_CHECKS.items()}
+    # Records of an earlier release have none.
+    stop = _read({"stop": [], **row}, "stop", _STOP, prefix)
+    return RecordedTurn(**values, stop=tuple(stop))
 
 
 def _read_image(row: Mapping[str, Any], index: int) -> RecordedImage:

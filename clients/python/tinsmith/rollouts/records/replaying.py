@@ -20,6 +20,7 @@ from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records.record import AGENT, PROBLEM, EpisodeRecord
 from tinsmith.rollouts.runner import mix_seed
 from tinsmith.rollouts.trajectory import Trajectory
+from tinsmith.sampling_stops import with_stop
 from tinsmith.types import ModelInput, SamplingParams
 
 T = TypeVar("T")
@@ -181,7 +182,9 @@ async def sample_turns(record: EpisodeRecord, sampler: Sampler) -> Played:
                 config.max_context_tokens - len(context),
             )
             seed = mix_seed(params.seed, record.episode, number)
-            turn_params = dataclasses.replace(params, max_tokens=budget, seed=seed)
+            turn_params = dataclasses.replace(
+                with_stop(params, turn.stop), max_tokens=budget, seed=seed
+            )
         else:
             turn_params = params
         said = await sampler.sample_async(ModelInput.from_ints(context), turn_params)
