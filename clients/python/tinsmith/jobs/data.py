@@ -14,7 +14,8 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith.v1 import job_pb2
 
-_HUB = "hf://"
+_FETCHED = ("hf://", "s3://")
+"""Begin what a driver's pod fetches."""
 
 
 def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -> None:
@@ -41,7 +42,7 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
 
 
 def _find(text: str, method: str, field: str, may_refuse: bool) -> str:
-    if text in BUILT_IN_DATA[method] or text.startswith(_HUB):
+    if text in BUILT_IN_DATA[method] or text.startswith(_FETCHED):
         return text
     # A game of the author's own is FILE.py:CLASS.
     place, colon, name = text.partition(".py:")

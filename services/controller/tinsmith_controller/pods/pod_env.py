@@ -112,7 +112,7 @@ def _server_env(
             _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
             _value("TINSMITH_DTYPE", model.dtype),
             *_hub_env(model),
-            *_store_env(spec),
+            *store_env(spec),
         ]
     if role.kind in (TRAINER, COORDINATOR):
         env.append(_value("TINSMITH_DATA_DIR", DATA))
@@ -162,7 +162,7 @@ def _storage_uri(spec: JobSpec | PoolSpec, deployment: Deployment) -> str:
     return own or deployment.storage_uri
 
 
-def _store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
+def store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
     """Return the credentials of a job's own store, one by one.
 
     Its author writes the Secret, so that it must not become variables under names of its choice.
