@@ -295,9 +295,9 @@ bubblewrap:
 attack: venv bubblewrap ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers, or to stop others (8 minutes)
 	$(PYTEST) $(addprefix tests/, \
 		integration/test_authorization_matrix.py integration/test_hostile_bodies.py \
-		contract/test_strangers.py contract/test_call_bounds.py contract/test_scheduler_pod_identity.py \
+		contract/gateway/test_strangers.py contract/test_call_bounds.py contract/scheduler/test_scheduler_pod_identity.py \
 		unit/sampler/test_form_trials.py unit/sampler/test_mask_queue.py unit/engine/test_sampling_masks.py \
-		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
+		contract/trainer/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
 		unit/controller/test_controller_trust.py unit/environment/test_environment_attacks.py \
 		unit/environment/test_environment_sandbox.py unit/gateway/test_openai_tokenizer_reach.py)
 

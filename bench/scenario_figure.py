@@ -96,12 +96,17 @@ def _draw_validation(axes: Any, name: str, curves: Curves) -> None:
 
 
 def _draw_zero_sum(axes: Any, name: str, curves: Curves) -> None:
-    """Draw what the two policies win from each other, once both play."""
+    """Draw what the two policies win from each other, behind warm start and practice."""
     for policy in policies_of(curves):
         key = f"{policy}/reward"
         colour = _COLOURS[policy]
         for curve in curves:
-            points = [(int(row["step"]) + 1, row[key]) for row in curve[1:] if key in row]
+            # A game against a script may be begun again where the script forfeits it, and says so.
+            points = [
+                (int(row["step"]) + 1, row[key])
+                for row in curve[1:]
+                if key in row and f"{policy}/forfeited" not in row
+            ]
             steps, values = zip(*points, strict=True)
             window = np.ones(_SMOOTHED) / _SMOOTHED
             smooth = np.convolve(values, window, mode="valid")

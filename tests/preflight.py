@@ -26,7 +26,7 @@ KEPT_PARTS = ("PROXY", "CERT", "CA_BUNDLE", "INDEX_URL", "REGISTRY")
 SMOKE = (
     "tests/integration/test_quickstart.py",
     "tests/integration/test_readme.py",
-    "tests/contract/test_trainer_durability.py",
+    "tests/contract/trainer/test_trainer_durability.py",
     "tests/unit/test_conventions.py",
     "tests/unit/test_prose.py",
     "tests/unit/test_documentation.py",

@@ -25,7 +25,8 @@ CONFIG = match.Config(
     imitation_learning_rate=3e-3,
     learning_rate=3e-4,
     num_imitation_steps=24,
-    num_steps=29,
+    num_practice_steps=2,
+    num_steps=30,
     num_games=8,
     num_validation=8,
     save_every=26,
@@ -40,7 +41,7 @@ def test_both_policies_of_an_interrupted_match_go_on_with_the_same_bits(
 
     def interrupt_after(log: RunLog, step: int, metrics: dict[str, float]) -> None:
         add(log, step, metrics)
-        if step == 27:
+        if step in (24, 27):
             raise KeyboardInterrupt
 
     def hashes(client: tinsmith.Client, summaries: list[Summary]) -> list[str]:
@@ -51,8 +52,9 @@ def test_both_policies_of_an_interrupted_match_go_on_with_the_same_bits(
         config = dataclasses.replace(CONFIG, output_dir=tmp_path / "b")
         with monkeypatch.context() as patch:
             patch.setattr(RunLog, "add", interrupt_after)
-            with pytest.raises(KeyboardInterrupt):
-                match.main(config, client)
+            for _ in ("amid the practice", "amid the match"):
+                with pytest.raises(KeyboardInterrupt):
+                    match.main(config, client)
         resumed = match.main(config, client)
         first, second = hashes(client, calm)
         assert first != second, "each has weights of its own"
@@ -63,8 +65,9 @@ def test_both_policies_of_an_interrupted_match_go_on_with_the_same_bits(
     for agent in ("black", "white"):
         assert rows[23][f"{agent}/imitation_loss"] < rows[0][f"{agent}/imitation_loss"] / 3
         assert all(row[f"{agent}/mismatch"] == 0.0 for row in rows[24:])
+    assert [step for step, row in enumerate(rows) if "black/forfeited" in row] == [24, 25]
     # A game that one side forfeits at its first move is none of the other side's.
-    whole = [row for row in rows[24:] if row["black/lost"] == row["white/lost"] == 0.0]
+    whole = [row for row in rows[26:] if row["black/lost"] == row["white/lost"] == 0.0]
     assert all(row["black/reward"] == -row["white/reward"] for row in whole), "zero-sum"
     assert all(row["black/trained"] + row["black/lost"] == CONFIG.num_games for row in rows[24:])
     kept = json.loads((tmp_path / "a" / "opponents.json").read_text())[-1]
@@ -132,6 +135,14 @@ def test_a_single_policy_plays_a_script_and_a_checkpoint(
         ({"agents": "black,black"}, "agents is 'black,black'"),
         ({"agents": "black,"}, "agents is 'black,'"),
         ({"validation_opponent": "honest"}, "validation_opponent is 'honest'"),
+        (
+            {"num_steps": 50, "num_imitation_steps": 40, "num_practice_steps": 10},
+            "num_steps is 50, and 50 of them come before the match",
+        ),
+        (
+            {"num_practice_steps": 1, "practice_opponent": "honest"},
+            "practice_opponent is 'honest'",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_a_run_begins(

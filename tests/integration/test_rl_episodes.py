@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.episode_player import EpisodeEndpoint, agents
@@ -12,6 +14,7 @@ from tests.integration.servers import EmbeddedThread
 
 import tinsmith
 from tinsmith.recipes import rl_episodes
+from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
 from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
 from tinsmith.rollouts.records import read_records
 
@@ -19,6 +22,17 @@ CONFIG = rl_episodes.Config(
     num_steps=3, num_tasks=2, group_size=4, num_validation=3, step_timeout_s=60, save_every=1
 )
 TYPES = ("train", "train", "eval")
+EVALUATORS = """
+import tinsmith
+
+def version(sampler):
+    params = tinsmith.SamplingParams(max_tokens=1, seed=1)
+    [answer] = sampler.sample([5, 6], sampling_params=params).result().sequences
+    return max(answer.versions)
+
+def broken(sampler):
+    raise RuntimeError("no data")
+"""
 
 
 @pytest.fixture
@@ -47,17 +61,17 @@ class Player:
             return
         messages = episode.task["messages"]
         prompt = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        said: list[int] = []
+        evens: list[int] = []
         for _ in range(2):
+            # An answer may end before its third token.
             tokens = self._endpoint.complete(episode.openai.api_key, prompt, max_tokens=3)
-            said += tokens
+            evens.append(sum(token % 2 == 0 for token in tokens))
             prompt = [*prompt, *tokens, 5, 6]
-        evens = [token % 2 == 0 for token in said]
-        half = len(said) // 2
         # A reward for each of the two calls.
-        rewards = [sum(part) / len(said) for part in (evens[:half], evens[half:])]
         output = tinsmith.WorkflowOutput(
-            rewards, is_success=any(evens), log_metrics={"even": sum(evens), "reward": 7.0}
+            [even / 6 for even in evens],
+            is_success=any(evens),
+            log_metrics={"even": sum(evens), "reward": 7.0},
         )
         episode.end(output)
 
@@ -97,11 +111,84 @@ def test_agents_play_and_the_recipe_trains(
     assert {len(record.turns) for record in kept} == {2}
     for record in kept:
         sampled = [token for token, said in zip(record.tokens, record.mask, strict=True) if said]
-        evens = [sum(token % 2 == 0 for token in sampled[at : at + 3]) / 6 for at in (0, 3)]
-        assert record.rewards == pytest.approx(evens)
-        assert record.turns[-1].info["metrics"]["even"] == sum(evens) * 6
+        even = sum(token % 2 == 0 for token in sampled)
+        assert len(record.rewards) == 2
+        assert sum(record.rewards) == pytest.approx(even / 6)
+        assert record.turns[-1].info["metrics"]["even"] == even
     assert {version for record in kept for version in record.versions} == {-1, 2}
     assert len(list(read_records(tmp_path / "rollouts" / "validation-000003.jsonl"))) == 3
+
+
+def test_agents_play_what_is_held_out_on_the_way(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client, endpoint = endpoint_of
+    code = tmp_path / "my_evaluators.py"
+    code.write_text(EVALUATORS)
+    config = dataclasses.replace(
+        CONFIG,
+        eval_every=1,
+        evaluators=f"{code}:version",
+        rare_evaluators=f"{code}:broken",
+        keep_rollouts="jsonl",
+        output_dir=tmp_path / "out",
+    )
+    with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
+        summary = rl_episodes.main(config, client)
+    assert not failures
+    rows = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert [row["evaluator/version"] for row in rows] == [1.0, 2.0, 3.0]
+    # The last score is the one of the end: agents play each task once for it.
+    assert ["validation" in row for row in rows] == [True, True, False]
+    folder = tmp_path / "out" / "rollouts"
+    for num_done in range(4):
+        kept = list(read_records(folder / f"validation-{num_done:06d}.jsonl"))
+        assert len(kept) == summary.num_validation == 3
+        assert {version for record in kept for version in record.versions} == {-1, num_done}
+        if 0 < num_done < 3:
+            row = rows[num_done - 1]
+            rewards = [record.reward for record in kept]
+            assert row["validation"] == pytest.approx(sum(rewards) / 3, abs=1e-6)
+            solved = sum(reward > 0 for reward in rewards)
+            assert row["validation_is_success"] == pytest.approx(solved / 3, abs=1e-6)
+    said = capsys.readouterr().out
+    assert said.count("evaluator broken failed after step 3: RuntimeError: no data") == 1
+
+
+def test_evaluators_are_looked_for_before_a_run_is_made(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint], tmp_path: Path
+) -> None:
+    client, _ = endpoint_of
+    config = dataclasses.replace(CONFIG, evaluators="nofile.py:score", output_dir=tmp_path / "out")
+    with pytest.raises(tinsmith.ConfigurationError, match=r"nofile\.py is not there"):
+        rl_episodes.main(config, client)
+    assert not list(client.runs.list())
+
+
+def test_a_look_that_is_given_up_loses_no_step(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, endpoint = endpoint_of
+    config = dataclasses.replace(CONFIG, eval_every=2, output_dir=tmp_path)
+    play, num_scored = EpisodeGroups.play, itertools.count()
+
+    def play_or_interrupt(groups: EpisodeGroups, tasks: Any, **how: Any) -> PlayedGroups:
+        if how["episode_type"] == "eval" and next(num_scored) == 1:
+            raise KeyboardInterrupt
+        return play(groups, tasks, **how)
+
+    monkeypatch.setattr(EpisodeGroups, "play", play_or_interrupt)
+    with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
+        with pytest.raises(KeyboardInterrupt):
+            rl_episodes.main(config, client)
+        assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+        rl_episodes.main(config, client)
+    assert not failures
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
 def test_an_interrupted_loop_goes_on_where_it_saved(

@@ -14,7 +14,7 @@ _ALL = {"num_imitation_steps": 1, "num_validation": 2, "eval_every": 0}
 _SMALL: dict[str, dict[str, int]] = {
     "rl": {"num_demonstrations": 2, "num_problems": 1, "group_size": 2},
     "self_play": {"num_games": 2},
-    "match": {"num_games": 2},
+    "match": {"num_games": 2, "num_practice_steps": 1},
 }
 
 

@@ -111,9 +111,11 @@ def _check_data(job: JobSpec) -> None:
             continue
         if data in BUILT_IN_DATA[method] or Path(data).is_absolute():
             continue
+        what = f"comes with no {method} and is no file of the driver's pod"
+        if data.startswith("hf://"):
+            what = "the driver of a job in a cluster does not load"
         raise SpecError(
-            f"{setting} is {data!r}, which comes with no {method} and is no file of the driver's "
-            "pod; give spec.data.configMapRef or spec.data.pvc, or one of "
-            f"{', '.join(BUILT_IN_DATA[method])}",
+            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef or spec.data.pvc, "
+            f"or one of {', '.join(BUILT_IN_DATA[method])}",
             field,
         )

@@ -53,15 +53,18 @@ def test_filling_neither_gives_nor_takes(dispatch: Dispatch, tokens: np.ndarray)
     assert not gathered[torch.from_numpy(~is_token)].any()
 
 
-@pytest.mark.parametrize("tile", [None, 4])
+@pytest.mark.parametrize("shortest", [4, 8, 16])
+@pytest.mark.parametrize("are_tiled", [False, True])
 def test_groups_hold_the_tokens_of_one_run_and_expert(
-    dispatch: Dispatch, tokens: np.ndarray, tile: int | None
+    dispatch: Dispatch, tokens: np.ndarray, shortest: int, *, are_tiled: bool
 ) -> None:
-    batches = dispatch.groups(slice(0, NUM_ROWS), 2, NUM_EXPERTS, tile=tile)
+    batches = dispatch.groups(
+        slice(0, NUM_ROWS), 2, NUM_EXPERTS, shortest=shortest, are_tiled=are_tiled
+    )
     numbers = torch.arange(len(dispatch.sources_M))
     written = torch.zeros(len(numbers))
     for batch in batches:
-        assert tile is None or batch.length == tile
+        assert batch.length == shortest if are_tiled else batch.length % shortest == 0
         batch.add_to_(written[:, None], torch.ones(len(batch.runs), batch.length, 1))
         for run, expert, rows in zip(
             batch.runs.tolist(), batch.experts.tolist(), batch.spread(numbers), strict=True
@@ -75,10 +78,12 @@ def test_groups_hold_the_tokens_of_one_run_and_expert(
 
 
 def test_no_batch_has_one_group(dispatch: Dispatch) -> None:
-    assert all(len(b.runs) > 1 for b in dispatch.groups(slice(0, 32), 1, NUM_EXPERTS, tile=None))
+    assert all(len(b.runs) > 1 for b in dispatch.groups(slice(0, 32), 1, NUM_EXPERTS, shortest=4))
 
 
-def test_lengths_waste_little() -> None:
+@pytest.mark.parametrize("shortest", [4, 8, 16])
+def test_lengths_waste_little(shortest: int) -> None:
     for num_rows in range(1, 3000):
-        length = group_length(num_rows)
-        assert num_rows <= length <= max(4, num_rows + 15, 1.25 * num_rows + 1)
+        length = group_length(num_rows, shortest)
+        assert num_rows <= length <= max(shortest, num_rows + 15, 1.25 * num_rows + 1)
+        assert length % shortest == 0

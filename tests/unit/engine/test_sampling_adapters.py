@@ -12,18 +12,27 @@ from tests.unit.engine.test_sampling import forward_logprobs, request, run_all
 
 from tinsmith_engine import Engine, LoraConfig, Sampler
 
-RANKS = {"float32": (32, 32, 8, 16, 4, 32, 8, 1, 6, 12, 4), "bfloat16": (32, 8, 32, 16, 4, 1, 4)}
+RANKS = {
+    "float32": (32, 32, 8, 16, 4, 32, 8, 1, 6, 12, 4),
+    "bfloat16": (32, 8, 32, 16, 12, 4, 1, 4),
+}
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "read in place": ("qwen3", {"hidden_size": 128, "intermediate_size": 192}),
+    # A vocabulary of no multiple of 16: nothing is read in place.
+    "in tiles": ("qwen3", {"hidden_size": 256, "intermediate_size": 192, "vocab_size": VOCAB + 1}),
+    "experts": ("qwen3_moe", {"hidden_size": 128, "moe_intermediate_size": 96}),
+}
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("dtype", RANKS)
 @pytest.mark.parametrize("trains_unembedding", [False, True], ids=["layers", "all"])
 def test_ranks_beside_each_other_have_the_trainers_bits(
-    tmp_path: Path, dtype: str, *, trains_unembedding: bool
+    tmp_path: Path, model: str, dtype: str, *, trains_unembedding: bool
 ) -> None:
-    model = save_tiny(tmp_path, "qwen3", hidden_size=128, intermediate_size=192)
-    engine = Engine.load(model, dtype=dtype)
-    if engine.info.exactness != "exact":
-        pytest.skip("this machine does not keep the bits of rows")
+    family, sizes = MODELS[model]
+    engine = Engine.load(save_tiny(tmp_path, family, **sizes), dtype=dtype)
+    assert engine.info.exactness == "exact", "this machine does not keep the bits of rows"
     versions = [
         random_version(
             engine,

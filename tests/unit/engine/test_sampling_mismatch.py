@@ -20,8 +20,7 @@ CONFIGS: tuple[AdapterConfig | None, ...] = (None, LORA, FullConfig())
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_every_bit_is_the_trainers(tmp_path: Path, family: str, dtype: str) -> None:
     engine = Engine.load(save_tiny(tmp_path, family, max_position_embeddings=512), dtype=dtype)
-    if engine.info.exactness != "exact":
-        pytest.skip("this machine does not keep the bits of rows")
+    assert engine.info.exactness == "exact", "this machine does not keep the bits of rows"
     versions = [
         None if config is None else random_version(engine, f"run-{index}", config)
         for index, config in enumerate(CONFIGS)
@@ -49,8 +48,7 @@ def test_every_bit_is_the_trainers(tmp_path: Path, family: str, dtype: str) -> N
 
 def test_threads_change_no_bit(tmp_path: Path) -> None:
     engine = Engine.load(save_tiny(tmp_path, "qwen3"))
-    if engine.info.exactness != "exact":
-        pytest.skip("this machine does not keep the bits of rows")
+    assert engine.info.exactness == "exact", "this machine does not keep the bits of rows"
     prompt = np.random.default_rng(6).integers(0, VOCAB, 140).tolist()
     one = request(prompt_tokens=prompt, max_tokens=60, num_samples=3)
     num_threads = torch.get_num_threads()

@@ -7,6 +7,7 @@ its own, and a path of its pods is passed on as it is.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tinsmith.addresses import is_loopback
@@ -14,8 +15,11 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith.v1 import job_pb2
 
-_FETCHED = ("hf://", "s3://")
+_HUB = "hf://"
+_FETCHED = (_HUB, "s3://")
 """Begin what a driver's pod fetches."""
+_FOLDER = re.compile(r"hf://(\.[^:?]*)(.*)")
+"""A folder with the files of a data set, as seen from here, and what the address says of it."""
 
 
 def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -> None:
@@ -42,6 +46,13 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
 
 
 def _find(text: str, method: str, field: str, may_refuse: bool) -> str:
+    if folder := _FOLDER.fullmatch(text):
+        path = Path(folder[1])
+        if not path.is_dir():
+            raise ConfigurationError(
+                f"{field}: there is no folder {path}", remedy="give a folder of this machine"
+            )
+        return f"{_HUB}{path.absolute()}{folder[2]}"
     if text in BUILT_IN_DATA[method] or text.startswith(_FETCHED):
         return text
     # A game of the author's own is FILE.py:CLASS.

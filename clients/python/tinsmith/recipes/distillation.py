@@ -24,6 +24,7 @@ from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.prompts import PromptSet, load_prompts
 from tinsmith.recipes.teacher_source import Teacher, TeacherConfig, TeacherSource
 from tinsmith.text.tokenizer import Tokenizer
@@ -124,7 +125,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         seed=config.seed,
     )
     [summary] = learn(
-        About("distillation", Path(config.data).name, "answers"),
+        About("distillation", data_name(config.data), "answers"),
         config,
         client,
         lambda progress, _: TeacherSource(

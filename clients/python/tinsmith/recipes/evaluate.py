@@ -38,6 +38,8 @@ _ROOT = Path("runs")
 _CONFIG_FILE = "config.json"
 ANSWERS = "answers.jsonl"
 """File with a row for each task: what was asked, and what was said to it."""
+_MOST_REPORTED = 64
+"""Figures that the status of a job has room for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +54,8 @@ class Config:
     run: str = ""
     """Name or id of a run whose newest weights play."""
     data: str = "arithmetic"
-    """`arithmetic`, `small_sums`, or a JSONL file in GSM8K's layout, of which the held-out part is
-    scored."""
+    """`arithmetic`, `small_sums`, or a JSONL file, a folder or `hf://NAME` in GSM8K's layout, of
+    which the held-out part is scored."""
     environment: str = ""
     """What is played instead of `data`: a served name such as `guessing`, a class of your own,
     `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
@@ -142,7 +144,9 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
 def _reported(summaries: Sequence[Summary]) -> dict[str, float]:
     """Return the figures of the last that played, and of several the reward of each so far."""
     rewards = {f"reward/{each.weights}": each.reward for each in summaries}
-    return summaries[-1].figures | (rewards if len(rewards) > 1 else {})
+    found = (rewards if len(rewards) > 1 else {}) | summaries[-1].figures
+    # A report with more is refused as a whole; reasons of ending are the last.
+    return dict(list(found.items())[:_MOST_REPORTED])
 
 
 def _open(config: Config, client: Client) -> dict[str, Sampler]:

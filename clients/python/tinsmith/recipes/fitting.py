@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rich.text import Text
@@ -23,6 +22,7 @@ from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import open_log, say_finished
 from tinsmith.recipes.steps_ahead import LoopConfig, SentStep, train_ahead
+from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example
 from tinsmith.sampling.sampler import Sampler
 
@@ -103,7 +103,7 @@ def fit(
             say_finished(experiment, _describe(summary))
             return summary
         progress = ResumableRun(config, client, experiment, observer)
-        title = f"{recipe} {Path(config.data).name}"
+        title = f"{recipe} {data_name(config.data)}"
         picture = Picture(f"{recipe}: {config.data}", curve)
         log = open_log(experiment, config, title, progress, observer, picture)
 

@@ -7,7 +7,7 @@ rewarded its calls, each turn has the reward of its call; else the last one has 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from tinsmith.episodes.types import Episode, EpisodeOutcome, RecordedTrajectory, placeholders
 from tinsmith.images import ImageRules
+from tinsmith.recipes.episode_groups import PlayedGroups
 from tinsmith.recipes.experience import IS_SUCCESS, METRICS
-from tinsmith.recipes.kept_rollouts import RolloutKeeper
+from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.rollouts import (
     MASKED_VERSION,
     PlacedImage,
@@ -24,54 +25,60 @@ from tinsmith.rollouts import (
     TokenSample,
     Trajectory,
     Turn,
+    center_rewards,
 )
 from tinsmith.rollouts.records.making import Decoder
-from tinsmith.rollouts.records.record import AGENT
+from tinsmith.rollouts.records.record import AGENT, Origin
 from tinsmith.types import ImageChunk, SamplingParams
 
 
-def keep_agent_episodes(
-    keeper: RolloutKeeper,
-    phase: str,
-    num_done: int,
-    episodes: Sequence[tuple[Episode, float | None]],
-    decoder: Decoder,
-    *,
-    queue: str,
-    images: ImageRules | None = None,
-) -> None:
-    """Keep what agents played, if rollouts are kept.
+@dataclass(frozen=True, slots=True)
+class EpisodeKeeper:
+    """Keeps what agents played, if rollouts are kept.
 
-    Args:
+    Attributes:
         keeper: Of the experiment.
-        phase: `train` or `validation`.
-        num_done: Optimizer steps that were done before.
-        episodes: Submitted episodes, and the advantage of each.
         decoder: Says what each token is as text.
-        queue: Where agents claimed them.
+        queue: Where agents claim.
         images: How the model turns images into tokens; None if it reads none.
     """
-    keeper.keep_episodes(
-        phase,
-        num_done,
-        (
+
+    keeper: RolloutKeeper
+    decoder: Decoder
+    queue: str
+    images: ImageRules | None = None
+
+    def keep(self, phase: str, num_done: int, played: PlayedGroups) -> None:
+        """Keep the submitted episodes of a phase, after some optimizer steps.
+
+        In the phase `train` an advantage is a reward minus the mean of its group.
+        """
+        if phase == TRAIN:
+            advantages_PG = center_rewards(played.rewards_PG).tolist()
+        else:
+            advantages_PG = [[None] * len(group) for group in played.groups]
+        self.keeper.keep_episodes(
+            phase,
+            num_done,
             (
-                to_trajectory(episode, images),
-                # How an agent drew its tokens is its own affair.
-                keeper.origin(
-                    SamplingParams(),
-                    kind=AGENT,
-                    environment=queue,
-                    environment_config={"task_id": episode.task_id},
-                ),
-                advantage,
-            )
-            for episode, advantage in episodes
-            # An agent that asked the model nothing left nothing to keep.
-            if episode.trajectories
-        ),
-        decoder,
-    )
+                (to_trajectory(episode, self.images), self._origin(episode), advantage)
+                for group, advantages in zip(played.groups, advantages_PG, strict=True)
+                # A group that lost an episode has fewer than there are advantages.
+                for episode, advantage in zip(group, advantages, strict=False)
+                # An agent that asked the model nothing left nothing to keep.
+                if episode.trajectories
+            ),
+            self.decoder,
+        )
+
+    def _origin(self, episode: Episode) -> Origin:
+        # How an agent drew its tokens is its own affair.
+        return self.keeper.origin(
+            SamplingParams(),
+            kind=AGENT,
+            environment=self.queue,
+            environment_config={"task_id": episode.task_id},
+        )
 
 
 def to_trajectory(episode: Episode, images: ImageRules | None = None) -> Trajectory:
@@ -155,11 +162,3 @@ def _flatten(
             images.append(PlacedImage(len(read), chunk.length, chunk))
         read += placeholders(chunk, rules)
     return read, images
-
-
-def with_advantages(
-    groups: Sequence[Sequence[Episode]], advantages_PG: Sequence[Sequence[float | None]]
-) -> Iterator[tuple[Episode, float | None]]:
-    """Yield the episodes of groups, each with its advantage."""
-    for group, advantages in zip(groups, advantages_PG, strict=True):
-        yield from zip(group, advantages, strict=False)

@@ -6,7 +6,9 @@ model, trainers and samplers of its own (`roles.agents`); else all are runs besi
 server. A single policy plays against `opponent`, which learns nothing.
 
 A model that cannot name a legal move learns nothing from playing. That is what the warm start is
-for: the first `num_imitation_steps` steps are supervised, on the games of a script.
+for: the first `num_imitation_steps` steps are supervised, on the games of a script. Two beginners
+teach each other little; in the `num_practice_steps` steps that follow, each learns from games
+against a script of its own. Then they meet.
 """
 
 from __future__ import annotations
@@ -63,6 +65,10 @@ class Config:
     num_imitation_steps: int = 40
     """Steps of the warm start, of `num_steps`."""
     imitation_learning_rate: float = 1e-2
+    num_practice_steps: int = 0
+    """Steps after the warm start, of `num_steps`, in which each policy plays against a script."""
+    practice_opponent: str = "random"
+    """The script that they practise against."""
     validation_opponent: str = "random"
     """The script that each policy is scored against."""
     environment: str = ""
@@ -129,13 +135,22 @@ def main(
         What came out, for each policy.
 
     Raises:
-        ConfigurationError: If there is no such game, order or script, the environment is not
-            there, the seats are no two, or `output_dir` holds another experiment.
+        ConfigurationError: If there is no such game, order, script or environment, or the seats
+            are no two. Also if no step is left for the match, or `output_dir` holds another
+            experiment.
         NotFoundError: If there is no such checkpoint to play against.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     game = load_game_of(config)
     order = choose_order(game, config.order)
+    if config.num_practice_steps:
+        check_script(game, "practice_opponent", config.practice_opponent)
+        before = config.num_imitation_steps + config.num_practice_steps
+        if before >= config.num_steps:
+            raise ConfigurationError(
+                f"num_steps is {config.num_steps}, and {before} of them come before the match",
+                remedy="raise num_steps, or lower num_imitation_steps or num_practice_steps",
+            )
     policies = tuple(agents) or _policies(config, client)
     environment = None
     if config.environment:
@@ -221,6 +236,10 @@ def _make_source(
         games=games,
         environment=environment,
         opponent=config.opponent,
+        practice=range(
+            config.num_imitation_steps, config.num_imitation_steps + config.num_practice_steps
+        ),
+        practice_opponent=config.practice_opponent,
         keep_rollouts=config.keep_rollouts,
         baseline_decay=config.baseline_decay,
         seed=config.seed,

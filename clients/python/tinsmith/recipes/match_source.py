@@ -64,6 +64,8 @@ class MatchSourceConfig:
         games: Of each policy on its own: the warm start and the validation.
         environment: In which policies are scored; None for games against the script.
         opponent: What plays the other seat of a single policy; empty where all learn.
+        practice: Steps in which each policy plays against a script, before they meet.
+        practice_opponent: That script.
         keep_rollouts: How rollouts are kept; empty keeps none.
         baseline_decay: Weight of what a place's average reward was, at each game.
         seed: Decides what is drawn, with the step.
@@ -75,6 +77,8 @@ class MatchSourceConfig:
     games: GameSourceConfig
     environment: NamedEnvironment | None
     opponent: str
+    practice: range
+    practice_opponent: str
     keep_rollouts: str
     baseline_decay: float
     seed: int
@@ -116,6 +120,9 @@ class MatchSource(Source):
         if config.environment is not None:
             where = config.environment.given
         plays = f"plays against {config.opponent}" if config.opponent else "play each other"
+        if config.practice:
+            script, last = config.practice_opponent, config.practice.stop
+            plays = f"practise against {script} until step {last}, then {plays}"
         self.plan = (f"{names} {plays}; each is scored against {where}",)
         self._baselines = {name: RoleBaselines(decay=config.baseline_decay) for name in self.agents}
         if progress.first_step:
@@ -133,9 +140,13 @@ class MatchSource(Source):
 
     def play(self, step: int) -> list[Experience]:
         """Play the games of a step; see `Source`."""
-        key = f"{self._config.seed}/{step}"
+        config = self._config
+        if step in config.practice:
+            opponents = [config.practice_opponent] * config.games.num_games
+            return [games.play(step, opponents) for games in self._games]
+        key = f"{config.seed}/{step}"
         generator = random.Random(f"match:{key}")
-        seeds = [generator.randrange(_MAX_SEED) for _ in range(self._config.games.num_games)]
+        seeds = [generator.randrange(_MAX_SEED) for _ in range(config.games.num_games)]
         played = self._table.play(self._runners, self._game.seat, seeds, key=key)
         return [
             self._experience(agent, games, played[agent], step)

@@ -29,6 +29,7 @@ from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
 from tinsmith.recipes.rewarded_source import RewardedData
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
+from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler import Sampler
 
@@ -43,7 +44,7 @@ class Config:
     begin_from: str = ""
     data: str = "arithmetic"
     """`arithmetic`, `small_sums`, `geometry`; a JSONL file, a folder of them, or
-    `hf://NAME[:CONFIG]`, in the layout of GSM8K or Geometry3K."""
+    `hf://NAME[:CONFIG][?split=...]`, in the layout of GSM8K or Geometry3K."""
     environment: str = ""
     """What is played instead of `data`: a served name such as `guessing`, a class of your own,
     `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
@@ -123,7 +124,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     """
     # All that can be wrong with the data is found before anything is made on the server.
     make_source = _prepare(config, client)
-    about = About("rl", config.environment or Path(config.data).name)
+    about = About("rl", config.environment or data_name(config.data))
     [summary] = learn(
         about,
         config,

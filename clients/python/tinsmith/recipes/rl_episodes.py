@@ -18,14 +18,15 @@ A list of rewards is one for each call; their sum is what is compared in the gro
 `log_metrics` of an outcome are in the metrics of the step, as those of environments are.
 
 Validation is played by the same agents: an agent takes episodes of both types, and `episode.type`
-says which it got. What was sampled is trained on token by token as the server recorded it. Episodes
+says which it got. It is played before and after, and every `eval_every` steps, while no other
+episode is open. What was sampled is trained on token by token as the server recorded it. Episodes
 that are open while weights change go on; each token knows the version that sampled it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ from tinsmith.episodes.types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.images import ImageRules
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
-from tinsmith.recipes.experience import outcome_metrics
+from tinsmith.recipes.experience import Scores, outcome_metrics
 from tinsmith.recipes.experiment.curves import Curve
+from tinsmith.recipes.experiment.evaluators import Evaluators
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.observer import Observer
@@ -45,12 +47,11 @@ from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
 from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
-from tinsmith.recipes.kept_episodes import end_of, keep_agent_episodes, with_advantages
+from tinsmith.recipes.kept_episodes import EpisodeKeeper, end_of
 from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.policy_gradient import compare_logprobs
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
-from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.tracing import spans
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Datum
@@ -85,6 +86,12 @@ class Config:
     seed: int = 0
     num_validation: int = 64
     """Held-out tasks that are scored, at most; 0 scores nothing."""
+    eval_every: int = 0
+    """Steps between scores, for which agents play the held-out tasks; 0: before and after only."""
+    evaluators: str = ""
+    rare_evaluators: str = ""
+    rare_eval_every: int = 0
+    evaluator_timeout_s: float = 1800.0
     save_every: int = 10
     keep_rollouts: str = ""
     """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
@@ -122,11 +129,13 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     Of an experiment that ended, nothing is repeated: what came out is returned.
 
     Raises:
-        ConfigurationError: If the data cannot be read, or `output_dir` holds another experiment.
+        ConfigurationError: If the data cannot be read, an evaluator cannot be had, or `output_dir`
+            holds another experiment.
         OperationTimeoutError: If no agent plays.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
     tasks = load_tasks(config.data)
+    evaluators = Evaluators(config)
     with Experiment("rl_episodes", config, observer) as experiment:
         if experiment.summary is not None:
             summary = Summary(**experiment.summary)
@@ -150,44 +159,36 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
                 model=config.model,
                 say=log.say,
             )
-            tokenizer = sampler.get_tokenizer()
             models = {model.base_model: model for model in client.list_models()}
-            images = models[sampler.base_model].images
-            kept = _Kept(
-                RolloutKeeper(experiment.folder, config.keep_rollouts, sampler), tokenizer, images
+            kept = EpisodeKeeper(
+                RolloutKeeper(experiment.folder, config.keep_rollouts, sampler),
+                sampler.get_tokenizer(),
+                config.queue,
+                models[sampler.base_model].images,
             )
-            before = progress.once(
-                "before", lambda: _score(config, groups, tasks, kept, progress.first_step)
-            )
-            _note_scores(log, 0, before)
-            _train(config, groups, tasks, progress, log, kept)
+
+            def score(num_done: int) -> _Score:
+                return _score(config, groups, tasks, kept, num_done)
+
+            def look(num_done: int) -> dict[str, float]:
+                """Score what is held out, and call the evaluators, where that is due."""
+                # After the last step agents play the held-out tasks in any case, and once.
+                is_due = config.eval_every and num_done % config.eval_every == 0
+                is_scored = is_due and num_done < config.num_steps
+                with progress.interruptible():
+                    found = score(num_done).metrics if is_scored else {}
+                    return {**found, **evaluators.run(num_done, progress.run, log.say)}
+
+            before = _Score(progress.once("before", lambda: score(progress.first_step).rewards))
+            log.note_scores(0, before.metrics)
+            _train(config, groups, tasks, progress, log, kept, look)
             checkpoint = progress.save(progress.last_step, config.checkpoint)
-            after = _score(config, groups, tasks, kept, config.num_steps)
-            _note_scores(log, config.num_steps, after)
-            summary = _summarize(progress.run, checkpoint, before, after)
+            after = score(config.num_steps)
+            log.note_scores(config.num_steps, after.metrics)
+            summary = _summarize(progress.run, checkpoint, before.rewards, after.rewards)
             progress.finish(asdict(summary), log.say)
             log.say_end([_describe_scores(summary)], summary.run, summary.checkpoint)
     return summary
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Where rollouts are kept."""
-
-    keeper: RolloutKeeper
-    tokenizer: Tokenizer
-    images: ImageRules | None
-
-    def keep(self, phase: str, num_done: int, played: PlayedGroups, queue: str) -> None:
-        """Keep the submitted episodes; an advantage is a reward minus the mean of its group."""
-        if phase == TRAIN:
-            advantages_PG = center_rewards(played.rewards_PG).tolist()
-        else:
-            advantages_PG = [[None] * len(group) for group in played.groups]
-        episodes = list(with_advantages(played.groups, advantages_PG))
-        keep_agent_episodes(
-            self.keeper, phase, num_done, episodes, self.tokenizer, queue=queue, images=self.images
-        )
 
 
 def _describe_scores(summary: Summary) -> str:
@@ -203,7 +204,8 @@ def _train(
     tasks: TaskSet,
     progress: ResumableRun,
     log: RunLog,
-    kept: _Kept,
+    kept: EpisodeKeeper,
+    look: Callable[[int], dict[str, float]],
 ) -> None:
     done = progress.first_step
     try:
@@ -217,16 +219,21 @@ def _train(
                         timeout_s=config.step_timeout_s,
                     )
                 samples = trained_samples(played, kept.images)
-                kept.keep(TRAIN, step, played, config.queue)
+                kept.keep(TRAIN, step, played)
                 with uninterrupted():
                     submitted = _submit(config, progress.run, step, samples)
                     # From here on a save contains the step, whether its result was seen or not.
                     done = step + 1
-                metrics = {} if submitted is None else _wait_for_step(samples, submitted)
+                metrics = _describe(played, samples)
+                metrics |= {} if submitted is None else _wait_for_step(samples, submitted)
             log.health.note_trained(len(samples))
             if "grad_norm" in metrics:
                 log.health.note_gradient(metrics["grad_norm"])
-            log.add(step, {**_describe(played, samples), **metrics})
+            try:
+                metrics |= look(done)
+            finally:
+                # A step that is done has its row, also where a look at it is given up.
+                log.add(step, metrics)
             if config.save_every and done % config.save_every == 0 and done < config.num_steps:
                 progress.save(done)
     except KeyboardInterrupt:
@@ -331,23 +338,38 @@ def _lengths(trajectories: Sequence[RecordedTrajectory]) -> dict[str, float]:
     return {"response_tokens": num_tokens / num_calls} if num_calls else {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """What agents earned on validation tasks.
+
+    Attributes:
+        rewards: Of each task; None where its episode was lost.
+        successes: Whether it was solved, of each that says so.
+    """
+
+    rewards: list[float | None]
+    successes: list[float] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures of what was played."""
+        return Scores([each for each in self.rewards if each is not None], self.successes).metrics
+
+
 def _score(
-    config: Config, groups: EpisodeGroups, tasks: TaskSet, kept: _Kept, num_done: int
-) -> list[float | None]:
-    """Return the reward of each validation task; None where its episode was lost."""
+    config: Config, groups: EpisodeGroups, tasks: TaskSet, kept: EpisodeKeeper, num_done: int
+) -> _Score:
+    """Let agents play the validation tasks."""
     chosen: Sequence[AgentTask] = tasks.validation[: config.num_validation]
     if not chosen:
-        return []
+        return _Score([])
     played = groups.play(chosen, group_size=1, episode_type="eval", timeout_s=config.step_timeout_s)
-    kept.keep(VALIDATION, num_done, played, config.queue)
-    return [None if np.isnan(reward) else float(reward) for reward in played.rewards_PG[:, 0]]
-
-
-def _note_scores(log: RunLog, num_done: int, rewards: Sequence[float | None]) -> None:
-    """Put the mean of what was played into the picture."""
-    scored = [reward for reward in rewards if reward is not None]
-    if scored:
-        log.note_scores(num_done, {"validation": _mean(np.asarray(scored))})
+    kept.keep(VALIDATION, num_done, played)
+    outcomes = [episode.outcome for group in played.groups for episode in group]
+    return _Score(
+        [None if np.isnan(reward) else float(reward) for reward in played.rewards_PG[:, 0]],
+        [float(each.is_success) for each in outcomes if each and each.is_success is not None],
+    )
 
 
 def _summarize(

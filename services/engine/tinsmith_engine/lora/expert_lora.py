@@ -16,6 +16,7 @@ from torch import Tensor
 from tinsmith_engine.arena.adapter_targets import ExpertSpecs
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.packing.moe_routing import GroupBatch
+from tinsmith_engine.products.few_rows import fewest_adapter_rows
 from tinsmith_engine.products.split_products import KSplit
 
 
@@ -65,6 +66,10 @@ class ExpertLora:
     def num_runs(self) -> int:
         """How many runs are stacked."""
         return len(self.a)
+
+    def fewest_rows(self, split: KSplit) -> int:
+        """Return the fewest rows of a group that have the bits of rows in any longer one."""
+        return fewest_adapter_rows(split, self.a, self.b)
 
     def add_forward_(
         self, y: Tensor, x: Tensor, batches: Sequence[GroupBatch], split: KSplit

@@ -116,8 +116,8 @@ class MoeMlp:
     """Whether the weights of a token's experts are made to sum to 1."""
     tokens: IntArray | None = None
     """The rows of the pass that are tokens, ascending; None if all are."""
-    group_tile: int | None = None
-    """If given, adapters multiply tiles of this many rows and not whole groups."""
+    has_tiles: bool = False
+    """Whether adapters multiply tiles of few rows and not whole groups."""
     layer: int = 0
     routes: dict[int, Routes] | None = None
     """Where to leave, by layer, which experts the tokens went to."""
@@ -134,9 +134,16 @@ class MoeMlp:
         dispatch = Dispatch.of(experts, tokens, num_experts, self.gate_up.split.row_tile)
         if self.routes is not None:
             self.routes[self.layer] = Routes(num_experts, dispatch.experts_TK)
+        split = self.gate_up.split
         groups = tuple(
-            dispatch.groups(one.rows, one.lora.num_runs, num_experts, tile=self.group_tile)
-            for one in self.gate_up.adapted
+            dispatch.groups(
+                one.rows,
+                one.lora.num_runs,
+                num_experts,
+                shortest=max(one.lora.fewest_rows(split), down.lora.fewest_rows(split)),
+                are_tiled=self.has_tiles,
+            )
+            for one, down in zip(self.gate_up.adapted, self.down.adapted, strict=True)
         )
         gate_up, gate_up_saved = self.gate_up.forward(dispatch.spread(x), dispatch, groups)
         activated = swiglu(gate_up)

@@ -23,16 +23,17 @@ from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.products.split_products import padded_rows
 
 _ROW_STEP = 16
-# Groups of few rows are many, and products of four rows are the narrowest that pay.
-_SHORTEST_GROUP = 4
 
 
-def group_length(num_rows: int) -> int:
-    """Return the rows that a group is padded to: a function of the group alone."""
-    if num_rows <= _SHORTEST_GROUP:
-        return _SHORTEST_GROUP
+def group_length(num_rows: int, shortest: int) -> int:
+    """Return the rows that a group is padded to: a function of the group alone.
+
+    Args:
+        num_rows: Of the group, at least 1.
+        shortest: Fewest rows of a group, a divisor of 16.
+    """
     if num_rows <= _ROW_STEP:
-        return padded_rows(num_rows, _SHORTEST_GROUP)
+        return padded_rows(num_rows, shortest)
     step = max(_ROW_STEP, 1 << (num_rows.bit_length() - 3))
     return padded_rows(num_rows, step)
 
@@ -151,7 +152,13 @@ class Dispatch:
         return out
 
     def groups(
-        self, tokens: slice, num_runs: int, num_experts: int, *, tile: int | None
+        self,
+        tokens: slice,
+        num_runs: int,
+        num_experts: int,
+        *,
+        shortest: int,
+        are_tiled: bool = False,
     ) -> tuple[GroupBatch, ...]:
         """Return the groups of the rows that an adapter group has in the pass, by padded length.
 
@@ -159,7 +166,8 @@ class Dispatch:
             tokens: Rows of the pass; each run has as many.
             num_runs: How many runs share them.
             num_experts: How many there are.
-            tile: If given, groups are taken apart into groups of this many rows.
+            shortest: Fewest rows of a group.
+            are_tiled: Whether groups are taken apart into groups of so many rows.
         """
         routed = self.tokens_T[: self.num_tokens].cpu().numpy()
         first, last = np.searchsorted(routed, (tokens.start, tokens.stop))
@@ -180,11 +188,9 @@ class Dispatch:
             sizes=sizes,
             device=self.tokens_T.device,
         )
-        if tile is None:
-            lengths = np.array([group_length(size) for size in sizes.tolist()])
-        else:
-            groups = groups.tiled(tile)
-            lengths = np.full(groups.sizes.shape, tile)
+        if are_tiled:
+            groups = groups.tiled(shortest)
+        lengths = np.array([group_length(size, shortest) for size in groups.sizes.tolist()])
         return tuple(
             GroupBatch.of(members, groups, np.flatnonzero(lengths == length), int(length))
             for length in np.unique(lengths)

@@ -43,6 +43,9 @@ _MOST_CHECKED_NUMBERS = 2**28
 WIDENED_AT_ONCE = 1 << 25
 """Numbers of a narrow weight that are made float32 at once: 128 MiB."""
 
+_NARROW_LEAST = 16**3
+"""Products of narrow numbers of so many steps and fewer have another kernel in torch on a CPU."""
+
 Factor = tuple[Tensor, Tensor | None]
 """Weight [in, out] and bias of a product."""
 
@@ -123,56 +126,72 @@ class KSplit:
         blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
         if left.dtype != torch.float32 and len(blocks) > 1 and self.block is not None:
             return self.batched(left.float(), right.float()).to(left.dtype)
-        if self._shares_badly(left, right):
-            return self._batched(left.expand(2, -1, -1), right.expand(2, -1, -1), blocks)[:1]
-        return self._batched(left, right, blocks)
+        return self._summed(left, right, blocks)
 
-    def _batched(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
-        y = torch.bmm(left[:, :, blocks[0]], right[:, blocks[0]])
-        for block in blocks[1:]:
-            y.baddbmm_(left[:, :, block], right[:, block])
-        return y
-
-    def _shares_badly(self, left: Tensor, right: Tensor) -> bool:
-        """Whether the threads may share out a lone product in a way that changes its sums.
-
-        A thread that is left with few rows or columns sums in another order. In a batch each
-        product is one thread's, so a lone one is computed twice, as a batch of two.
-        """
-        return (
-            self.block is not None
-            and len(left) == 1
-            and (left.shape[1] % _SHARED_STEP != 0 or right.shape[2] % _SHARED_STEP != 0)
-        )
+    def narrow(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ right` for left [B, n, K] and right [B, K, m], K too short to be cut."""
+        if self.tiles is not None:
+            return self.tiles.batched(left, right)
+        return self._summed(left, right, self._blocks(left.shape[2], None))
 
     def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
         """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
         if self.tiles is not None:
             self.tiles.add_batched_(out, left, right, adds=adds)
-            return
-        blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
-        if self._shares_badly(left, right):
-            twice = out.repeat(2, 1, 1)
-            wide = (left.expand(2, -1, -1), right.expand(2, -1, -1))
-            self.add_batched_(twice, *wide, adds=adds)
-            out.copy_(twice[:1])
-            return
-        # beta 0 does not read what is there, so it may be anything, NaN included.
-        beta = 1 if adds else 0
-        for block in blocks:
-            out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
-            beta = 1
-
-    def narrow(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return `left @ right` for left [B, n, K] and right [B, K, m], K too short to be cut."""
-        return torch.bmm(left, right) if self.tiles is None else self.tiles.batched(left, right)
+        else:
+            blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
+            self._add_summed_(out, left, right, blocks, adds=adds)
 
     def add_narrow_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
         """Add to out [B, n, m], of the factors' dtype, what `narrow` returns."""
-        if self.tiles is None:
-            out.baddbmm_(left, right)
-        else:
+        if self.tiles is not None:
             self.tiles.add_batched_(out, left, right)
+        else:
+            self._add_summed_(out, left, right, self._blocks(left.shape[2], None), adds=True)
+
+    def _summed(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
+        if self._is_outer(left):
+            return left * right
+        if (times := self._times(left, right)) > 1:
+            num_matrices = len(left)
+            left, right = _repeated(left, times), _repeated(right, times)
+            return _sum_blocks(left, right, blocks)[:num_matrices]
+        return _sum_blocks(left, right, blocks)
+
+    def _add_summed_(
+        self, out: Tensor, left: Tensor, right: Tensor, blocks: Sequence[slice], *, adds: bool
+    ) -> None:
+        if self._is_outer(left):
+            _add_outer_(out, left, right, adds=adds)
+        elif (times := self._times(left, right)) > 1:
+            more = out.repeat(times, 1, 1)
+            left, right = _repeated(left, times), _repeated(right, times)
+            _add_blocks_(more, left, right, blocks, adds=adds)
+            out.copy_(more[: len(out)])
+        else:
+            _add_blocks_(out, left, right, blocks, adds=adds)
+
+    def _times(self, left: Tensor, right: Tensor) -> int:
+        """Return how often a batch is computed beside itself, to be summed as larger ones are.
+
+        The threads may share out a lone product: a thread that is left with few rows or columns
+        sums in another order. In a batch each product is one thread's, so a lone one is computed
+        twice. A batch of narrow numbers that is small in all has a kernel of its own.
+        """
+        if not self.is_exact or left.device.type != "cpu":
+            return 1
+        if left.dtype != torch.float32:
+            return _NARROW_LEAST // max(left.numel() * right.shape[2], 1) + 1
+        is_shared = left.shape[1] % _SHARED_STEP != 0 or right.shape[2] % _SHARED_STEP != 0
+        return 2 if len(left) == 1 and is_shared else 1
+
+    def _is_outer(self, left: Tensor) -> bool:
+        """Whether a product sums nothing, and its bits have to be those of any other like it.
+
+        Some libraries round such a product before it is added and others do not, by the number of
+        matrices and where they lie. So it is rounded here, whatever lies beside it.
+        """
+        return left.shape[2] == 1 and self.is_exact
 
     def add_product_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
         """Add `left @ right` to float32 out [n, m], whatever the dtype of the factors."""
@@ -281,6 +300,34 @@ def _distinct(factors: Sequence[Factor]) -> Iterator[Factor]:
         if key not in seen:
             seen.add(key)
             yield weight, bias
+
+
+def _repeated(matrices: Tensor, times: int) -> Tensor:
+    """Return a batch as often as given, one after the other; of a lone matrix only the view."""
+    return matrices.expand(times, -1, -1) if len(matrices) == 1 else matrices.repeat(times, 1, 1)
+
+
+def _sum_blocks(left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
+    y = torch.bmm(left[:, :, blocks[0]], right[:, blocks[0]])
+    if len(blocks) > 1:
+        _add_blocks_(y, left, right, blocks[1:], adds=True)
+    return y
+
+
+def _add_blocks_(
+    out: Tensor, left: Tensor, right: Tensor, blocks: Sequence[slice], *, adds: bool
+) -> None:
+    # beta 0 does not read what is there, so it may be anything, NaN included.
+    beta = 1 if adds else 0
+    for block in blocks:
+        out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
+        beta = 1
+
+
+def _add_outer_(out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
+    """Add `left @ right` with a K of 1 to out, or put it there; a narrow sum is rounded once."""
+    product = left.float() * right.float()
+    out.copy_(out.float().add_(product) if adds else product)
 
 
 def _rounded_once(

@@ -7,9 +7,8 @@ which is tried once for each shape.
 
 Other LoRA products run as batches of tiles, each tile with one adapter, so that shapes are fixed.
 Adapters are stacked once per composition of the batch, which changes far less often than a token is
-made. Tiles have 4 rows, and ranks are filled up to multiples of 8 with zeros: otherwise a tile's
-bits would depend on its place in the batch. Below a rank of 8 the trainer's products are another
-kernel's; there tiles are as long as its segments, and ranks are as they are.
+made. Tiles have as few rows as keep the bits of the trainer's segments (`few_rows.py`). Where ranks
+are no multiple of 8 a tile's bits would depend on its place; there it is as long as a segment.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ from tinsmith_engine.products.adapter_products import (
     AdapterSegments,
     AdapterShape,
 )
+from tinsmith_engine.products.few_rows import fewest_adapter_rows
 from tinsmith_engine.products.small_products import KERNEL_ROWS, LANES
 from tinsmith_engine.products.split_products import KSplit, padded_rows
 
 _LORA_TILE = 4
 _RANK_STEP = 8
-_COMPARED_SCALE = 0.75
+_COMPARED_SCALE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,16 @@ class TargetMix:
     b: tuple[Tensor, ...]
     """For each part [tiles, rank, out]."""
     scales: Tensor
-    """[tiles, 1, 1]."""
+    """Float32 [tiles, 1, 1]."""
 
     def add_forward_(self, y: Tensor, x: Tensor, split: KSplit) -> None:
         """Add each row's own adapter to y [N, out]."""
         tiles = self.tiles
         num_tiles = len(tiles.adapters)
         tiled = x.index_select(0, tiles.sources).view(num_tiles, tiles.num_rows, -1)
-        projected = split.batched(tiled, self.a).mul_(self.scales)
+        # As a number times a tensor: a scale is not narrowed, and the product is rounded once.
+        projected = split.batched(tiled, self.a)
+        projected.copy_(projected.float().mul_(self.scales))
         # As in training, products are added to y itself: a narrow number is rounded once.
         added = y.index_select(0, tiles.sources).view(num_tiles, tiles.num_rows, -1)
         rank, start = self.b[0].shape[1], 0
@@ -149,7 +151,7 @@ def decode_weights(
                     router=_plain(mlp.router),
                     gate_up=experts(mlp.gate_up, first + 2),
                     down=experts(mlp.down, first + 3),
-                    group_tile=_LORA_TILE,
+                    has_tiles=True,
                 ),
             )
         )
@@ -173,6 +175,7 @@ class _Likes:
         adapters: All of them.
         adapter_of_row: Which one each row uses.
         like: A tensor of the batch's device.
+        split: How long sums are cut.
     """
 
     def __init__(
@@ -181,15 +184,20 @@ class _Likes:
         adapters: Sequence[AdapterWeights],
         adapter_of_row: Sequence[int | None],
         like: Tensor,
+        split: KSplit,
     ) -> None:
         self.members = members
         self._adapters, self._adapter_of_row, self._like = adapters, adapter_of_row, like
+        self._split = split
 
     @functools.cached_property
     def tiles(self) -> AdapterTiles:
         """The tiles that the rows take."""
-        is_narrow = _rank(self._adapters[self.members[0]]) < _RANK_STEP
-        num_rows = SEGMENT_ROWS if is_narrow else _LORA_TILE
+        targets = self._adapters[self.members[0]].targets
+        num_rows = max(
+            (_tile_rows(one, self._split) for one in targets if isinstance(one, LoraTarget)),
+            default=_LORA_TILE,
+        )
         return _tiles(self.members, self._adapter_of_row, num_rows, self._like)
 
     @functools.cached_property
@@ -208,7 +216,8 @@ def _likes(
     for index, adapter in enumerate(adapters):
         shapes.setdefault(_shape(adapter), []).append(index)
     return [
-        _Likes(members, adapters, adapter_of_row, base.embedding) for members in shapes.values()
+        _Likes(members, adapters, adapter_of_row, base.embedding, base.head.split)
+        for members in shapes.values()
     ]
 
 
@@ -224,17 +233,18 @@ def _mixed(
         if adapters[like.members[0]].targets[index] is None:
             continue
         targets = [_given(adapters[member].linear(index)) for member in like.members]
-        if _is_read_in_place(_sizes(targets[0]), plain.split, targets[0].a):
+        if _is_read_in_place(targets[0], plain.split):
             in_place.append(_in_place(targets, like.segments, plain.split))
         else:
             mixes.append(_mix(like.tiles, [adapter.linear(index) for adapter in adapters]))
     return dataclasses.replace(_plain(plain), in_place=tuple(in_place), mixes=tuple(mixes))
 
 
-def _is_read_in_place(shape: AdapterShape, split: KSplit, like: Tensor) -> bool:
+def _is_read_in_place(target: LoraTarget, split: KSplit) -> bool:
+    like = target.a
     if split.small is None or like.dtype != torch.float32 or like.device.type != "cpu":
         return False
-    return _has_the_trainers_bits(shape, split)
+    return _has_the_trainers_bits(_sizes(target), split)
 
 
 @functools.cache
@@ -265,6 +275,16 @@ def _has_the_trainers_bits(shape: AdapterShape, split: KSplit) -> bool:
     segments = AdapterSegments.of([0] * count, [target.scale])
     _in_place([target], segments, split).add_(found, x[:count])
     return torch.equal(found, wanted[:count])
+
+
+def _tile_rows(target: LoraTarget, split: KSplit) -> int:
+    """Return the rows of a tile of such adapters that gives the trainer's bits."""
+    rank = target.b[0].shape[-1]
+    if rank % _RANK_STEP and (target.a.device.type == "cpu" or rank < _RANK_STEP):
+        return SEGMENT_ROWS
+    if _is_read_in_place(target, split):
+        return _LORA_TILE
+    return fewest_adapter_rows(split, target.a, target.b)
 
 
 def _in_place(
@@ -301,12 +321,6 @@ def _factors(target: LoraTarget, filling: int) -> tuple[Tensor, list[Tensor]]:
     return F.pad(by_part, (0, 0, 0, filling)).flatten(0, 1), [
         F.pad(part, (0, filling)) for part in parts
     ]
-
-
-def _rank(adapter: AdapterWeights) -> int:
-    return next(
-        (one.b[0].shape[-1] for one in adapter.targets if isinstance(one, LoraTarget)), _RANK_STEP
-    )
 
 
 def _scale(adapter: AdapterWeights) -> float:
@@ -362,16 +376,13 @@ def _tiles(
 
 def _mix(tiles: AdapterTiles, targets: Sequence[LoraTarget | None]) -> TargetMix:
     used = [_given(targets[adapter]).run(0) for adapter in tiles.adapters]
-    scales = torch.tensor([lora.scale for lora in used], dtype=used[0].a.dtype)
-    num_parts, rank = len(used[0].b), used[0].b[0].shape[-1]
-    filling = -rank % _RANK_STEP if rank >= _RANK_STEP else 0
-    a = torch.cat([lora.a for lora in used]).view(len(used), num_parts, rank, -1)
+    scales = torch.tensor([lora.scale for lora in used], dtype=torch.float32)
     return TargetMix(
         tiles=tiles,
-        a=F.pad(a, (0, 0, 0, filling)).flatten(1, 2).transpose(1, 2),
+        a=torch.cat([lora.a for lora in used]).transpose(1, 2),
         b=tuple(
-            F.pad(torch.cat([lora.b[part] for lora in used]), (0, filling)).transpose(1, 2)
-            for part in range(num_parts)
+            torch.cat([lora.b[part] for lora in used]).transpose(1, 2)
+            for part in range(len(used[0].b))
         ),
         scales=scales.view(-1, 1, 1).to(used[0].a.device),
     )

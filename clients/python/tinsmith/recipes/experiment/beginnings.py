@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experiment.experiment import RunConfig
+from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.training_run import TrainingRun
 
@@ -26,7 +25,7 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
             the settings say.
     """
     # Not every recipe has environments.
-    display_name = getattr(config, "environment", "") or Path(config.data).name
+    display_name = getattr(config, "environment", "") or data_name(config.data)
     if begin_from:
         return _begin_from(config, client, begin_from, display_name)
     # Not every recipe has the setting.

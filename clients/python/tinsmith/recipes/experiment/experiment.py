@@ -37,6 +37,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experiment.json_files import append_line, damaged, read_json, write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
+from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.rollouts.records.files import SUFFIXES
 
 with contextlib.suppress(ImportError):  # Windows has none, and then no lock.
@@ -369,7 +370,9 @@ def _describe_weights(config: RunConfig) -> str:
 
 def slug(config: Any) -> str:
     """Return what the experiment is about, as part of a folder's name."""
-    return slugify(getattr(config, "environment", "") or Path(config.data).stem) or "data"
+    return (
+        slugify(getattr(config, "environment", "") or Path(data_name(config.data)).stem) or "data"
+    )
 
 
 def slugify(text: str) -> str:

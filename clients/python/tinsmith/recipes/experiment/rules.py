@@ -77,6 +77,7 @@ _RULES: Mapping[str, _Rule] = {
     "snapshot_every": _at_least(1),
     "max_snapshots": _at_least(1),
     "num_imitation_steps": _at_least(0),
+    "num_practice_steps": _at_least(0),
     "num_problems": _at_least(1),
     "num_demonstrations": _at_least(1),
     "num_tasks": _at_least(1),

@@ -125,9 +125,11 @@ SCENARIOS: Mapping[str, Scenario] = {
             "train_unembed": True,
             # Two layers do not learn from coordinates which cells are free.
             "numbered_cells": True,
-            "learning_rate": 4e-4,
-            "num_imitation_steps": 240,
-            "num_steps": 400,
+            "learning_rate": 1.5e-3,
+            "num_imitation_steps": 120,
+            # Two beginners teach each other little.
+            "num_practice_steps": 110,
+            "num_steps": 290,
             "eval_every": 20,
         },
     ),

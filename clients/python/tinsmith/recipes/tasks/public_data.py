@@ -1,8 +1,8 @@
 """Public data sets as rows: from the hub, from a folder, or from a file.
 
-`hf://NAME` or `hf://NAME:CONFIG` is loaded by Hugging Face's `datasets`, if that is installed. A
-folder holds `train.jsonl`, and `test.jsonl` or `validation.jsonl`; or it was written by
-`save_to_disk` of `datasets`. Without a part for validation, every fifth question is held out.
+`hf://NAME` is loaded by Hugging Face's `datasets`, if that is installed (`hub_data`). A folder
+holds `train.jsonl`, and `test.jsonl` or `validation.jsonl`; or it was written by `save_to_disk` of
+`datasets`. Without a part for validation, every fifth question is held out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ from typing import Any, TypeVar
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks.arithmetic import MathFormatError, parse_completion
 from tinsmith.recipes.tasks.geometry_environment import PictureProblem
+from tinsmith.recipes.tasks.hub_data import HELD_OUT_PARTS, HUB, Rows, load_hub, load_saved
 from tinsmith.recipes.tasks.jsonl import read_lines
 from tinsmith.types import ImageChunk
 
-HUB = "hf://"
-_HELD_OUT_PARTS = ("validation", "test")
 _HELD_OUT_EVERY = 5
 _FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 _MARK = "<image>"
-
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]
-
 
 RowT = TypeVar("RowT")
 
@@ -48,9 +44,9 @@ def read_rows(data: str) -> Rows:
         ConfigurationError: If they cannot be loaded, or there is nothing to train on.
         MathFormatError: If a line of a file is not JSON.
     """
-    parts = _load_hub(data) if data.startswith(HUB) else _load_path(Path(data))
+    parts = load_hub(data) if data.startswith(HUB) else _load_path(Path(data))
     train = parts.get("train", ())
-    held_out = next((parts[name] for name in _HELD_OUT_PARTS if parts.get(name)), None)
+    held_out = next((parts[name] for name in HELD_OUT_PARTS if parts.get(name)), None)
     if held_out is None:
         # Slices of `datasets` are no rows.
         train, held_out = hold_out(list(train))
@@ -65,7 +61,7 @@ def read_rows(data: str) -> Rows:
 def load_pictures(data: str) -> Mapping[str, Sequence[PictureProblem]] | None:
     """Return the problems of a data set in Geometry3K's layout; None if it shows no pictures.
 
-    A row has `images` (or `image`), `problem` (or `question`) and `answer`. Rows whose answer is no
+    A row has `images` (or `image`), `question` (or `problem`) and `answer`. Rows whose answer is no
     number are left out: the reward compares numbers.
 
     Raises:
@@ -95,7 +91,7 @@ def load_pictures(data: str) -> Mapping[str, Sequence[PictureProblem]] | None:
 def _read_picture(row: Mapping[str, Any], folder: Path, where: str) -> PictureProblem | None:
     images = row.get("images", row.get("image"))
     images = images if isinstance(images, list | tuple) else [images]
-    question = row.get("problem", row.get("question"))
+    question = row.get("question", row.get("problem"))
     answer = parse_completion(str(row.get("answer", "")))
     if not isinstance(question, str) or images == [None]:
         raise MathFormatError(f"{where}: needs an image and a question")
@@ -129,7 +125,7 @@ def _load_path(path: Path) -> Rows:
     if path.is_file():
         return {"train": _read_file(path)}
     if (path / "dataset_dict.json").is_file():
-        return _import_datasets("load_from_disk")(str(path))  # type: ignore[no-any-return]
+        return load_saved(path)
     parts = {file.stem: _read_file(file) for file in sorted(path.glob("*.jsonl"))}
     if "train" not in parts:
         raise ConfigurationError(
@@ -146,29 +142,3 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
             raise MathFormatError(f"{line.where}: expected an object")
         rows.append(line.value)
     return rows
-
-
-def _load_hub(data: str) -> Rows:
-    name, _, config = data.removeprefix(HUB).partition(":")
-    load = _import_datasets("load_dataset")
-    try:
-        loaded = load(name, config or None)
-    except Exception as error:
-        # The library raises whatever its transports raise.
-        raise ConfigurationError(
-            f"{data} cannot be loaded: {type(error).__name__}: {error}",
-            remedy="check the name and the network, or give a folder of JSONL files",
-        ) from error
-    parts: Rows = {part: loaded[part] for part in loaded}
-    return parts
-
-
-def _import_datasets(function: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigurationError(
-            "data of this form needs Hugging Face's datasets, which is not installed",
-            remedy="pip install datasets",
-        ) from error
-    return getattr(datasets, function)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.contract.test_trainer_shared_ledger import release
+from tests.contract.trainer.test_trainer_shared_ledger import release
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_harness import RunClient, TrainerRig, refusal, running_trainer
 from tests.support.wait import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.test_trainer_shared_ledger import copied
+from tests.contract.trainer.test_trainer_shared_ledger import copied
 from tests.fakes.trainer_harness import TrainerRig, new_id, response_of
 from tests.support.wait import eventually
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.contract.test_scheduler_jobs import create, log_of, script
+from tests.contract.scheduler.test_scheduler_jobs import create, log_of, script
 from tests.fakes.scheduler_fake_trainer import Rig, running_rig
 from tests.support.wait import eventually
 

@@ -24,7 +24,7 @@ from tinsmith_environment.commands import read_settings
 from tinsmith_local.commands import with_environments
 from tinsmith_runtime.errors import ConfigError
 
-FOLDER = Path(__file__).parents[1] / "unit" / "environment"
+FOLDER = Path(__file__).parents[2] / "unit" / "environment"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.test_trainer_shared_ledger import release
+from tests.contract.trainer.test_trainer_shared_ledger import release
 from tests.fakes.trainer_harness import RunClient, TrainerRig, refusal, running_trainer
 from tests.support.wait import eventually
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.contract.test_trainer_shared_ledger import release
+from tests.contract.trainer.test_trainer_shared_ledger import release
 from tests.fakes.trainer_harness import (
     RunClient,
     TrainerRig,

@@ -15,7 +15,7 @@ from tests.fakes.scripted_sampler import MAX_CONTEXT, SCRIPTED_MODEL
 
 from tinsmith_gateway.openai.unused_fields import HARMLESS_FIELDS, NEUTRAL_VALUES
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

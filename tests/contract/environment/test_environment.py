@@ -28,7 +28,7 @@ from tinsmith_runtime.rpc.permissions import KeyRole
 
 Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]
-UNRULY_FOLDER = Path(__file__).parents[1] / "unit" / "environment"
+UNRULY_FOLDER = Path(__file__).parents[2] / "unit" / "environment"
 
 
 def key(number: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.contract.test_trainer_shared_ledger import release
+from tests.contract.trainer.test_trainer_shared_ledger import release
 from tests.fakes.trainer_harness import (
     RunClient,
     TrainerRig,
