@@ -396,6 +396,13 @@ SPECS = [
         r"set spec\.checkpoint\.uri and spec\.checkpoint\.secretRef",
     ),
     (
+        "data-of-a-store-to-serve",
+        "method: {type: serve}\nroles: {trainer: null, sampler: {gpus: 1}}\n"
+        "data: {name: 's3://bucket/data/train.jsonl'}\n" + STORE,
+        "Failed",
+        r"method serve reads no data; drop spec\.data",
+    ),
+    (
         "data-of-a-store-with-settings-of-its-own",
         "data: {name: 's3://bucket/train.jsonl?endpoint=http://s3'}\n" + STORE,
         "Failed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tinsmith_controller.pods.data_fetch import check_data_keys
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.template_parts import check_claims, check_sizes
@@ -20,7 +19,6 @@ def refusal_of(deployment: Deployment, job: JobSpec, has_kueue_label: bool) -> s
     return (
         deployment.author_policy.refusal(job, has_kueue_label=has_kueue_label)
         or check_images(job, deployment.trusted_images, deployment.own_secrets())
-        or check_data_keys(job, deployment)
         or check_claims(job, deployment)
         or check_sizes(job, deployment)
     )

@@ -44,6 +44,8 @@ from tinsmith_jobs.status import Assignment
 
 SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})
+TERMINATION_LOG = {"name": "TINSMITH_TERMINATION_LOG", "value": "/dev/termination-log"}
+"""Says where a program of ours leaves the sentence of why it ended."""
 _STORE_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -70,7 +72,7 @@ def variables_of(
     own = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         _value("HOME", "/tmp"),
-        _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
+        TERMINATION_LOG,
         *own,
     ]
     names = {entry["name"] for entry in own}
