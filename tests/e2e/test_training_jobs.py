@@ -295,6 +295,8 @@ def test_a_laptop_submits_a_job_to_the_cluster_and_follows_it(
     assert deployment.jobs.get("from-afar")["spec"]["method"]["maxSteps"] == 4
     with deployment.client() as client:
         phases = [job.phase for job in client.jobs.watch("from-afar")]
+        # Its places are given back by then; its pods stay for their logs.
+        cluster.wait_for(lambda: "assignments" not in deployment.jobs.status("from-afar"))
         printed = "".join(client.jobs.logs("from-afar"))
 
     assert phases[-1] == "Succeeded"

@@ -13,17 +13,19 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes import client
 
 JOBS = "/apis/tinsmith.dev/v1alpha1/namespaces/space/trainingjobs"
+PODS = "/api/v1/namespaces/space/pods"
 
 
 class FakeKubernetes:
     """Keeps training jobs of one namespace, and logs of pods, in memory.
 
-    `refusals` are answered first, one `(status, message)` for each call; `logs` are the lines of
-    each pod, with their times.
+    `refusals` are answered first, one `(status, message)` for each call; `pods` are the metadata of
+    each pod, `logs` its lines, with their times.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.pods: list[dict[str, Any]] = []
         self.logs: dict[str, list[tuple[str, str]]] = {}
         self.refusals: list[tuple[int, str]] = []
         self.delay_s = 0.0
@@ -84,6 +86,8 @@ class FakeKubernetes:
             return _send(call, status, {"message": message})
         if url.path.endswith("/log"):
             return self._send_log(call, url.path.split("/")[-2], query)
+        if url.path == PODS:
+            return _send(call, 200, {"items": self._find_pods(query["labelSelector"])})
         if query.get("watch"):
             return self._watch(call, query)
         name = url.path.removeprefix(JOBS).strip("/")
@@ -120,6 +124,10 @@ class FakeKubernetes:
             self.changed.notify_all()
             return 200, self.jobs.pop(name)
         return 200, self.jobs[name]
+
+    def _find_pods(self, selector: str) -> list[Any]:
+        wanted = dict(each.split("=") for each in selector.split(","))
+        return [{"metadata": pod} for pod in self.pods if wanted.items() <= pod["labels"].items()]
 
     def _touch(self, name: str) -> None:
         self._version += 1

@@ -10,6 +10,14 @@ import pytest
 from tests.fakes.kubernetes_api import FakeKubernetes
 
 from tinsmith.names import JobName
+from tinsmith_jobs.naming import (
+    EPOCH_LABEL,
+    INDEX_LABEL,
+    ROLE_LABEL,
+    UID_LABEL,
+    flat_role,
+    pod_name,
+)
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     ClusterRefusedError,
@@ -27,7 +35,6 @@ from tinsmith_scheduler.store.records import LogPosition, PageRequest
 
 J = JobName("p", "j")
 SPEC = {"method": {"type": "supervised"}, "model": {"name": "tiny"}}
-POD = {"pod": "j-driver-0-e1", "role": "driver", "index": 0, "node": "n", "epoch": 1}
 
 
 def request(text: str = "first") -> RequestIdentity:
@@ -161,13 +168,51 @@ async def test_a_job_is_watched_to_its_end(
     assert seen == ["Running", "Succeeded"]
 
 
+def pod_of(uid: str, role: str, epoch: int) -> dict[str, object]:
+    """Return the metadata of a pod as the controller makes it."""
+    return {
+        "name": pod_name("j", role, 0, epoch),
+        "labels": {
+            UID_LABEL: uid,
+            ROLE_LABEL: flat_role(role),
+            INDEX_LABEL: "0",
+            EPOCH_LABEL: str(epoch),
+        },
+        "annotations": {ROLE_LABEL: role},
+    }
+
+
+async def test_logs_of_a_job_that_ended_are_those_of_its_last_pod(
+    launcher: KubernetesLauncher, cluster: FakeKubernetes
+) -> None:
+    made = await launcher.create(J, SPEC, {}, request())
+    agent = "agent/red/trainer"
+    cluster.pods = [
+        *(pod_of(made.uid, "driver", epoch) for epoch in (9, 10)),
+        pod_of(made.uid, agent, 11),
+        pod_of("of an earlier job", "driver", 12),
+    ]
+    for pod in cluster.pods:
+        cluster.logs[pod["name"]] = [("2026-11-22T08:00:00.123456789Z", f"of {pod['name']}")]
+    # Its places are given back by then.
+    cluster.update("j", phase="Succeeded", assignments=[])
+
+    for role, name in (("driver", "j-driver-0-e10"), (agent, "j-red-trainer-0-e11")):
+        parts = launcher.read_log(J, LogPosition(role=role))
+        assert [part.text async for part in parts] == [f"of {name}\n"]
+    for role in ("trainer", "red-trainer", "driver,x=y"):
+        with pytest.raises(JobLogMissingError, match=f"has no pod {role} 0; it is Succeeded"):
+            await anext(launcher.read_log(J, LogPosition(role=role)))
+
+
 async def test_logs_are_read_where_they_were_left(
     launcher: KubernetesLauncher, cluster: FakeKubernetes
 ) -> None:
-    await launcher.create(J, SPEC, {}, request())
+    made = await launcher.create(J, SPEC, {}, request())
     with pytest.raises(JobLogMissingError, match="has no pod driver 0"):
         await anext(launcher.read_log(J, LogPosition()))
-    cluster.update("j", phase="Running", assignments=[POD])
+    cluster.update("j", phase="Running")
+    cluster.pods = [pod_of(made.uid, "driver", 1)]
     with pytest.raises(JobLogMissingError, match="has no log yet"):
         await anext(launcher.read_log(J, LogPosition()))
     moments = [f"2026-11-22T08:00:0{second}.123456789Z" for second in range(4)]

@@ -20,7 +20,13 @@ from kubernetes import client, config, watch
 
 from tinsmith.jobs.json_form import API_VERSION, KIND
 from tinsmith.names import JobName
-from tinsmith_jobs.naming import RETRY_ANNOTATION
+from tinsmith_jobs.naming import (
+    EPOCH_LABEL,
+    INDEX_LABEL,
+    RETRY_ANNOTATION,
+    ROLE_LABEL,
+    UID_LABEL,
+)
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     ClusterRefusedError,
@@ -196,7 +202,7 @@ class KubernetesLauncher:
             job = await self.get(name)
             # Asked first: what is printed before the end is read after it.
             is_over = not wanted.follow or _is_finished(job)
-            pod = _pod_of(job, wanted)
+            pod = await self._pod_of(name, job, wanted)
             if not pod and (is_first or is_over):
                 raise JobLogMissingError(
                     f"job {name} has no pod {wanted.role} {wanted.index}; it is "
@@ -213,6 +219,25 @@ class KubernetesLauncher:
                 return
             else:
                 await asyncio.sleep(_LOG_POLL_S)
+
+    async def _pod_of(self, name: JobName, job: Job, wanted: LogPosition) -> str:
+        """Return the newest pod of a role and index; empty if there is none.
+
+        The cluster is asked, not the status: a job that ended has given its places back, and its
+        pods stay for their logs.
+        """
+        found = await self._call(
+            self._core.list_namespaced_pod,
+            self._namespace(name.project),
+            label_selector=f"{UID_LABEL}={job.uid},{INDEX_LABEL}={wanted.index}",
+        )
+        pods = [
+            pod.metadata
+            for pod in found.items
+            if (pod.metadata.annotations or {}).get(ROLE_LABEL) == wanted.role
+        ]
+        newest = max(pods, key=lambda pod: int(pod.labels.get(EPOCH_LABEL, "0")), default=None)
+        return "" if newest is None else str(newest.name)
 
     async def _read_part(
         self, name: JobName, pod: str, position: str, tail_lines: int
@@ -392,17 +417,6 @@ def _job(project: str, found: Mapping[str, Any]) -> Job:
 
 def _is_finished(job: Job) -> bool:
     return job.status.get("phase") in FINISHED_PHASES
-
-
-def _pod_of(job: Job, wanted: LogPosition) -> str:
-    """Return the newest pod of a role and index."""
-    found = [
-        each
-        for each in job.status.get("assignments", [])
-        if (each["role"], each["index"]) == (wanted.role, wanted.index)
-    ]
-    pod: str = max(found, key=lambda each: int(each.get("epoch", 0)))["pod"] if found else ""
-    return pod
 
 
 def _parse_time(text: str) -> datetime.datetime | None:
