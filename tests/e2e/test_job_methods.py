@@ -203,12 +203,14 @@ def _jobs(deployment: TrainingDeployment, hub: HubMirror) -> dict[str, Json]:
             },
             parameters={"batch_size": 2},
             data={"name": f"s3://{_OWN_BUCKET}/data/train.jsonl"},
-            checkpoint={
-                "uri": deployment.store.uri(_OWN_BUCKET, "of-a-job"),
-                "secretRef": {"name": "own-bucket"},
-            },
+            checkpoint=_own_store(deployment),
         ),
     }
+
+
+def _own_store(deployment: TrainingDeployment) -> Json:
+    uri = deployment.store.uri(_OWN_BUCKET, "of-a-job")
+    return {"uri": uri, "secretRef": {"name": "own-bucket"}}
 
 
 @pytest.mark.parametrize("job", ["grpo", "ppo", "self-play", "environment", "episodes"])
@@ -261,6 +263,24 @@ def test_a_model_of_the_hub_is_trained_on_data_of_a_bucket_of_ones_own_and_into_
     run = status["progress"]["run"]
     kept = started.deployment.store.keys(_OWN_BUCKET)
     assert [key for key in kept if key.startswith(f"of-a-job/{run}/checkpoints/training/final-")]
+
+
+def test_data_that_is_not_in_its_bucket_fails_a_job_that_says_so(started: Started) -> None:
+    spec = _job(
+        "supervised",
+        data={"name": f"s3://{_OWN_BUCKET}/no/such.jsonl"},
+        checkpoint=_own_store(started.deployment),
+    )
+    started.deployment.jobs.create("no-data", spec)
+
+    status = started.deployment.jobs.wait_phase("no-data", "Failed", timeout_s=_TRAINING_S)
+
+    store = started.deployment.store
+    assert status["failure"]["message"] == (
+        "driver 0 ended with exit code 2: spec.data.name cannot be fetched with the keys of "
+        f"spec.checkpoint: no/such.jsonl does not exist in s3://{_OWN_BUCKET} at {store.endpoint}; "
+        "put it there, or correct spec.data.name"
+    )
 
 
 def test_a_checkpoint_is_scored_beside_its_base_model_by_samplers_alone(started: Started) -> None:
