@@ -28,6 +28,7 @@ from tests.fakes.s3_server import CREDENTIALS
 from tests.support.scenario_samples import SAMPLES, STEPS, shortened
 from tinsmith.names import shorten
 from tinsmith_local.tiny_model import build_tiny_model
+from tinsmith_runtime import storage
 
 _TRAINING_S = 420.0
 _SCRIPT = Path(__file__).parents[2] / "k8s" / "samples" / "script-in-a-config-map.yaml"
@@ -82,6 +83,8 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         with running_hub({_HUB_MODEL: models}) as hub:
             _provide_data(cluster, namespace)
             deployment.store.create_bucket(_OWN_BUCKET)
+            own = storage.open(deployment.store.uri(_OWN_BUCKET), environment=CREDENTIALS)
+            own.write("data/train.jsonl", _lines(_EXAMPLES).encode())
             create_secret(cluster, namespace, "own-bucket", CREDENTIALS)
             create_secret(cluster, namespace, "hub-token", {"token": "hf_of_a_test"})
             shared = {"model": _model(_POOLED), "trainer": _PROCESSOR, "sampler": _PROCESSOR}
@@ -92,8 +95,7 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def _provide_data(cluster: TestCluster, namespace: str) -> None:
-    examples = "".join(f"{json.dumps(line)}\n" for line in _EXAMPLES)
-    content = {"metadata": {"name": "examples"}, "data": {"train.jsonl": examples}}
+    content = {"metadata": {"name": "examples"}, "data": {"train.jsonl": _lines(_EXAMPLES)}}
     cluster.api.create(path("v1", "configmaps", namespace), content)
     config_map, job = _sample()
     name = job["spec"]["model"]["name"]
@@ -101,7 +103,11 @@ def _provide_data(cluster: TestCluster, namespace: str) -> None:
     cluster.api.create(path("v1", "configmaps", namespace), {**config_map, "data": scripts})
     problems = claimed_folder(cluster, namespace, "datasets") / "problems.jsonl"
     problems.parent.mkdir(parents=True, exist_ok=True)
-    problems.write_text("".join(f"{json.dumps(line)}\n" for line in _PROBLEMS))
+    problems.write_text(_lines(_PROBLEMS))
+
+
+def _lines(rows: list[Json]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _sample() -> tuple[Json, Json]:
@@ -196,13 +202,15 @@ def _jobs(deployment: TrainingDeployment, hub: HubMirror) -> dict[str, Json]:
                 "hubTokenSecretRef": {"name": "hub-token"},
             },
             parameters={"batch_size": 2},
-            data={"name": "pig_latin"},
-            checkpoint={
-                "uri": deployment.store.uri(_OWN_BUCKET, "of-a-job"),
-                "secretRef": {"name": "own-bucket"},
-            },
+            data={"name": f"s3://{_OWN_BUCKET}/data/train.jsonl"},
+            checkpoint=_own_store(deployment),
         ),
     }
+
+
+def _own_store(deployment: TrainingDeployment) -> Json:
+    uri = deployment.store.uri(_OWN_BUCKET, "of-a-job")
+    return {"uri": uri, "secretRef": {"name": "own-bucket"}}
 
 
 @pytest.mark.parametrize("job", ["grpo", "ppo", "self-play", "environment", "episodes"])
@@ -246,7 +254,7 @@ def test_the_script_of_the_sample_trains_from_its_config_map(started: Started) -
     assert status["checkpoint"]["final"]["name"].endswith("/checkpoints/final")
 
 
-def test_a_model_of_the_hub_is_fetched_and_trained_into_a_bucket_of_ones_own(
+def test_a_model_of_the_hub_is_trained_on_data_of_a_bucket_of_ones_own_and_into_it(
     started: Started,
 ) -> None:
     status = started.status("hub")
@@ -255,6 +263,24 @@ def test_a_model_of_the_hub_is_fetched_and_trained_into_a_bucket_of_ones_own(
     run = status["progress"]["run"]
     kept = started.deployment.store.keys(_OWN_BUCKET)
     assert [key for key in kept if key.startswith(f"of-a-job/{run}/checkpoints/training/final-")]
+
+
+def test_data_that_is_not_in_its_bucket_fails_a_job_that_says_so(started: Started) -> None:
+    spec = _job(
+        "supervised",
+        data={"name": f"s3://{_OWN_BUCKET}/no/such.jsonl"},
+        checkpoint=_own_store(started.deployment),
+    )
+    started.deployment.jobs.create("no-data", spec)
+
+    status = started.deployment.jobs.wait_phase("no-data", "Failed", timeout_s=_TRAINING_S)
+
+    store = started.deployment.store
+    assert status["failure"]["message"] == (
+        "driver 0 ended with exit code 2: spec.data.name cannot be fetched with the keys of "
+        f"spec.checkpoint: no/such.jsonl does not exist in s3://{_OWN_BUCKET} at {store.endpoint}; "
+        "put it there, or correct spec.data.name"
+    )
 
 
 def test_a_checkpoint_is_scored_beside_its_base_model_by_samplers_alone(started: Started) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
+"""The imports take a second of a processor, which a busy machine gives to a nice process late."""
+_ANSWER_TIMEOUT_S = 60.0
 
 _CHILD = """
 import sys, threading
@@ -59,7 +61,7 @@ class S3Server:
             # Says which of the services that the server plays is meant; nothing checks it.
             headers={"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/0/us-east-1/s3/"},
         )
-        with urllib.request.urlopen(request, timeout=10, context=context):
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S, context=context):
             pass
 
     def keys(self, bucket: str) -> list[str]:
@@ -68,7 +70,7 @@ class S3Server:
             f"{self.endpoint}/{bucket}?list-type=2",
             headers={"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/0/us-east-1/s3/"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
             return re.findall(r"<Key>([^<]+)</Key>", answer.read().decode())
 
     def uri(self, bucket: str, prefix: str = "", **settings: object) -> str:
@@ -98,9 +100,11 @@ def running_s3_server(*certificate: Path, host: str = "127.0.0.1") -> Iterator[S
         assert child.stdout is not None
         try:
             ready, _, _ = select.select([child.stdout], [], [], _START_TIMEOUT_S)
-            line = child.stdout.readline() if ready else ""
+            if not ready:
+                raise RuntimeError(f"the S3 server did not start in {_START_TIMEOUT_S:.0f} s")
+            line = child.stdout.readline()
             if not line:
-                raise RuntimeError("the S3 server did not start")
+                raise RuntimeError(f"the S3 server ended with exit code {child.wait(10)}")
             yield S3Server(host, int(line), is_secure=bool(certificate))
         finally:
             child.stdin.close()

@@ -305,9 +305,19 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a recipe trains on; all empty if it brings its own."""
+    """What a recipe trains on; all empty if it brings its own.
+
+    Attributes:
+        name: What ships with the recipe.
+        object: `s3://bucket/path`, read with the keys and settings of the job's own store.
+        config_map: Name of a ConfigMap.
+        config_map_key: Its entry.
+        claim: Name of a volume claim.
+        claim_path: A file on it.
+    """
 
     name: str = ""
+    object: str = ""
     config_map: str = ""
     config_map_key: str = ""
     claim: str = ""

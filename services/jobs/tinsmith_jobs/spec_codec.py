@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tinsmith.jobs.methods import SAMPLING_METHODS
 from tinsmith.planning.several_devices import Work, published_family, refusal
@@ -43,6 +43,11 @@ MAX_NAME_LENGTH = 40
 
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _CHECKPOINT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_S3 = "s3://"
+_OBJECT = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^/?#@\s\x00-\x1f\x7f]+)+")
+_NO_PART = re.compile(r"\.{0,2}|.*[/\x00-\x1f\x7f].*", re.DOTALL)
+_MAX_FILE_BYTES = 255
+"""What the name of a file may have."""
 _MAX_PODS = 4096
 """The status lists all of them."""
 _JOB = JobSpec(method=Method.CUSTOM)
@@ -193,7 +198,7 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
         )
     if job.is_serving and job.pool:
         raise SpecError("method serve needs samplers of its own; drop spec.poolRef", "spec.poolRef")
-    if job.checkpoint.uri and not job.checkpoint.uri.startswith("s3://"):
+    if job.checkpoint.uri and not job.checkpoint.uri.startswith(_S3):
         raise SpecError(
             f"spec.checkpoint.uri is {job.checkpoint.uri!r}; trainers of a job write to "
             "s3://bucket/prefix alone, for their disk goes with them",
@@ -201,6 +206,19 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
         )
     if job.checkpoint.uri and not job.checkpoint.secret:
         raise SpecError("spec.checkpoint.uri needs spec.checkpoint.secretRef")
+    if job.data.object and not job.checkpoint.uri:
+        raise SpecError(
+            "spec.data.name is an object of a store, which is read with the keys of the job's own: "
+            "set spec.checkpoint.uri and spec.checkpoint.secretRef",
+            "spec.data.name",
+        )
+    if job.data.object and job.is_serving:
+        raise SpecError("method serve reads no data; drop spec.data", "spec.data.name")
+    if "#" in job.checkpoint.uri:
+        # What follows it is no setting to one reader of the URI, and is one to another.
+        raise SpecError(
+            "spec.checkpoint.uri has a #; write s3://bucket/prefix?settings", "spec.checkpoint.uri"
+        )
     query = parse_qsl(urlsplit(job.checkpoint.uri).query, keep_blank_values=True)
     unknown = sorted({name for name, _ in query} - _STORE_PARAMETERS)
     if unknown:
@@ -280,7 +298,30 @@ def _data(reader: Reader) -> Data:
         reader.refuse(f"{reader.path}.pvc must be claim/path")
     check_path(reader, "pvc", path)
     key = config_map.required("key") if reader.has("configMapRef") else ""
-    return Data(given[0], given[1], key, claim, path)
+    is_object = given[0].startswith(_S3)
+    if is_object and not _is_object(given[0]):
+        reader.refuse(
+            f"{reader.path}.name is {given[0]!r}; give s3://bucket/path of one object, whose store "
+            "has its settings from spec.checkpoint.uri"
+        )
+    return Data(
+        name="" if is_object else given[0],
+        object=given[0] if is_object else "",
+        config_map=name,
+        config_map_key=key,
+        claim=claim,
+        claim_path=path,
+    )
+
+
+def _is_object(uri: str) -> bool:
+    """Whether a URI names one object, also once its `%` codes are read."""
+    parts = uri.removeprefix(_S3).split("/")[1:]
+    return bool(
+        _OBJECT.fullmatch(uri)
+        and not any(_NO_PART.fullmatch(unquote(part)) for part in parts)
+        and len(parts[-1].encode()) <= _MAX_FILE_BYTES
+    )
 
 
 def _scheduling(reader: Reader) -> Scheduling:

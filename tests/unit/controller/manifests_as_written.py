@@ -29,6 +29,7 @@ method: {type: custom}
 data:
 roles: {trainer: {gpus: 1}, driver: {template: {image: "registry.example.com/team/loop:1"}}}
 """
+STORE = "checkpoint: {uri: 's3://bucket/of-a-job', secretRef: {name: store}}"
 SCORED = "data:\nroles: {trainer: null, sampler: {gpus: 1}}"
 SPECS = [
     ("as-it-should-be", "", "Running", ""),
@@ -381,6 +382,55 @@ SPECS = [
         "method: {type: rl, parameters: {scenario: math}}\ndata:\nroles: {sampler: {gpus: 1}}",
         "Failed",
         r"spec\.adapter\.type is 'lora', and the scenario has 'full'; set spec\.adapter\.type",
+    ),
+    (
+        "data-of-the-store-of-a-job",
+        "data: {name: 's3://bucket/data/train.jsonl'}\n" + STORE,
+        "Running",
+        "",
+    ),
+    (
+        "data-of-a-store-without-keys",
+        "data: {name: 's3://bucket/data/train.jsonl'}",
+        "Failed",
+        r"set spec\.checkpoint\.uri and spec\.checkpoint\.secretRef",
+    ),
+    (
+        "data-of-a-store-to-serve",
+        "method: {type: serve}\nroles: {trainer: null, sampler: {gpus: 1}}\n"
+        "data: {name: 's3://bucket/data/train.jsonl'}\n" + STORE,
+        "Failed",
+        r"method serve reads no data; drop spec\.data",
+    ),
+    (
+        "data-of-a-store-with-settings-of-its-own",
+        "data: {name: 's3://bucket/train.jsonl?endpoint=http://s3'}\n" + STORE,
+        "Failed",
+        r"give s3://bucket/path of one object, whose store has its settings from spec\.checkpoint",
+    ),
+    (
+        "data-that-is-a-bucket",
+        "data: {name: 's3://bucket/'}\n" + STORE,
+        "Failed",
+        r"spec\.data\.name is 's3://bucket/'; give s3://bucket/path of one object",
+    ),
+    *(
+        (
+            f"data-that-leads-elsewhere-{number}",
+            f"data: {{name: 's3://bucket/{path}'}}\n" + STORE,
+            "Failed",
+            "give s3://bucket/path of one object",
+        )
+        for number, path in enumerate(
+            ("../a", "a/..", "%2e%2e/a", "a/%2E%2e", "a%2Fb", "a%00b", "a//b", "a" * 256)
+        )
+    ),
+    (
+        "data-with-settings-behind-a-fragment",
+        "data: {name: 's3://bucket/train.jsonl'}\n"
+        "checkpoint: {uri: 's3://bucket/a#?credentials=instance', secretRef: {name: store}}",
+        "Failed",
+        r"spec\.checkpoint\.uri has a #",
     ),
     ("evaluation", "method: {type: evaluate}\n" + SCORED, "Running", ""),
     (

@@ -296,6 +296,14 @@ def with_parameters(**parameters: object) -> dict[str, Any]:
         ({**SPEC, "checkpoint": {"keepLast": 0}}, "spec.checkpoint.keepLast"),
         ({**SPEC, "checkpoint": {"finalName": "a/b"}}, "spec.checkpoint.finalName"),
         ({**SPEC, "data": {"pvc": "claim/path"}}, "spec.data.pvc"),
+        (
+            {
+                **SPEC,
+                "data": {"name": "s3://bucket/train.jsonl"},
+                "checkpoint": {"uri": "s3://bucket/a", "secretRef": {"name": "store"}},
+            },
+            "spec.data.name",
+        ),
         ({**SPEC, "roles": {"agents": [{"name": "a", "trainer": {}}]}}, "spec.roles.agents"),
         *[
             ({**SPEC, "roles": {"driver": {"template": template}}}, f"{TEMPLATE}.{field}")

@@ -55,6 +55,7 @@ def test_a_relative_path_is_where_the_author_stands(file: Path, local: str) -> N
             for word in words
         ),
         pytest.param("hf://openai/gsm8k:main", "rl", HERE, id="hub"),
+        pytest.param("s3://bucket/train.jsonl", "rl", HERE, id="store"),
         pytest.param("train.jsonl", "supervised", ELSEWHERE, id="cluster"),
         pytest.param("/data/train.jsonl", "supervised", "localhost:8080", id="tunnel"),
         pytest.param("train.jsonl", "custom", HERE, id="own-loop"),

@@ -16,6 +16,8 @@ from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
 from tinsmith.v1 import job_pb2
 
 _HUB = "hf://"
+_FETCHED = (_HUB, "s3://")
+"""Begin what a driver's pod fetches."""
 _FOLDER = re.compile(r"hf://(\.[^:?]*)(.*)")
 """A folder with the files of a data set, as seen from here, and what the address says of it."""
 
@@ -51,7 +53,7 @@ def _find(text: str, method: str, field: str, may_refuse: bool) -> str:
                 f"{field}: there is no folder {path}", remedy="give a folder of this machine"
             )
         return f"{_HUB}{path.absolute()}{folder[2]}"
-    if text in BUILT_IN_DATA[method] or text.startswith(_HUB):
+    if text in BUILT_IN_DATA[method] or text.startswith(_FETCHED):
         return text
     # A game of the author's own is FILE.py:CLASS.
     place, colon, name = text.partition(".py:")

@@ -357,7 +357,7 @@ class JobMethod(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     """A recipe (`supervised`, `rl`, `rl_episodes`, `self_play`, `match`, `dpo` or `distillation`),
-    `custom` or `serve`.
+    `evaluate`, `custom` or `serve`.
     """
     max_steps: _builtins.int
     """Counts the optimizer steps after which the job has succeeded."""
@@ -797,7 +797,7 @@ class JobData(_message.Message):
     CONFIG_MAP_REF_FIELD_NUMBER: _builtins.int
     PVC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names a data set that ships with the recipe."""
+    """Names a data set that ships with the recipe, or `s3://bucket/path` of a JSONL file."""
     pvc: _builtins.str
     """Names a JSONL file on a volume, `claim/path`."""
     @_builtins.property

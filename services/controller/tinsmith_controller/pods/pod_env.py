@@ -44,6 +44,8 @@ from tinsmith_jobs.status import Assignment
 
 SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})
+TERMINATION_LOG = {"name": "TINSMITH_TERMINATION_LOG", "value": "/dev/termination-log"}
+"""Says where a program of ours leaves the sentence of why it ended."""
 _STORE_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -70,7 +72,7 @@ def variables_of(
     own = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         _value("HOME", "/tmp"),
-        _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
+        TERMINATION_LOG,
         *own,
     ]
     names = {entry["name"] for entry in own}
@@ -112,7 +114,7 @@ def _server_env(
             _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
             _value("TINSMITH_DTYPE", model.dtype),
             *_hub_env(model),
-            *_store_env(spec),
+            *store_env(spec),
         ]
     if role.kind in (TRAINER, COORDINATOR):
         env.append(_value("TINSMITH_DATA_DIR", DATA))
@@ -162,7 +164,7 @@ def _storage_uri(spec: JobSpec | PoolSpec, deployment: Deployment) -> str:
     return own or deployment.storage_uri
 
 
-def _store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
+def store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
     """Return the credentials of a job's own store, one by one.
 
     Its author writes the Secret, so that it must not become variables under names of its choice.

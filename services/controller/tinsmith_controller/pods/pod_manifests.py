@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tinsmith_controller.pods.data_fetch import data_fetch
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
 from tinsmith_controller.pods.pod_env import (
     MODEL_KINDS,
@@ -110,9 +111,13 @@ def make_pod(
     pull_secrets = dict.fromkeys((*deployment.pull_secrets, *role.template.pull_secrets))
     if pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
-    if role.template.init_containers:
-        resources = _resources(role, replace(assignment, gpus=0), deployment)
-        pod["initContainers"] = init_containers(role, resources)
+    resources = _resources(role, replace(assignment, gpus=0), deployment)
+    before = [
+        *data_fetch(owner.spec, role, resources, deployment),
+        *init_containers(role, resources),
+    ]
+    if before:
+        pod["initContainers"] = before
     if owner.spec.scheduling.priority_class:
         pod["priorityClassName"] = owner.spec.scheduling.priority_class
     if assignment.node:

@@ -23,7 +23,7 @@ DATA = POD_PATHS["data"]
 CACHE = POD_PATHS["cache"]
 CERTIFICATES = POD_PATHS["certificates"]
 _MODELS = POD_PATHS["models"]
-_JOB_DATA = POD_PATHS["job-data"]
+JOB_DATA = POD_PATHS["job-data"]
 _READ_ONLY = ("models", "job-data", "certificates")
 
 
@@ -38,9 +38,11 @@ def model_path(model: Model) -> str:
 def data_path(data: Data) -> str:
     """Return where a driver finds what it trains on, or its name; empty if it brings its own."""
     if data.config_map:
-        return f"{_JOB_DATA}/{data.config_map_key}"
+        return f"{JOB_DATA}/{data.config_map_key}"
     if data.claim:
-        return f"{_JOB_DATA}/{data.claim_path}"
+        return f"{JOB_DATA}/{data.claim_path}"
+    if data.object:
+        return f"{JOB_DATA}/{data.object.rpartition('/')[2]}"
     return data.name
 
 
@@ -80,6 +82,8 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
             volumes.append({"name": "job-data", "configMap": {"name": data.config_map}})
         if data.claim:
             volumes.append(_claim("job-data", data.claim, is_read_only=True))
+        if data.object:
+            volumes.append(_scratch("job-data", deployment.volume_size))
     return volumes
 
 

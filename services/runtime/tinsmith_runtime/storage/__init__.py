@@ -80,7 +80,7 @@ class ObjectStore(Protocol):
 
         Raises:
             ObjectNotFoundError: If there is none at this path.
-            DataLossError: If it is larger than `max_bytes`.
+            ObjectTooLargeError: If it is larger than `max_bytes`.
         """
         ...
 
@@ -96,7 +96,8 @@ class ObjectStore(Protocol):
 
         Raises:
             ObjectNotFoundError: If there is none at this path.
-            DataLossError: If it is larger than `max_bytes`, or was replaced meanwhile.
+            ObjectTooLargeError: If it is larger than `max_bytes`.
+            DataLossError: If it was replaced meanwhile.
         """
         ...
 

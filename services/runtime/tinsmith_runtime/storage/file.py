@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from tinsmith_runtime.errors import ConfigError, DataLossError, StorageFullError
+from tinsmith_runtime.errors import ConfigError, StorageFullError
 from tinsmith_runtime.storage.objects import (
     CHUNK_BYTES,
     FileEntry,
@@ -21,6 +21,7 @@ from tinsmith_runtime.storage.objects import (
     ObjectNotFoundError,
     Progress,
     StoredObject,
+    check_size,
     ignore_progress,
     split_path,
 )
@@ -102,11 +103,7 @@ class FileStore:
         """Yield an object in chunks; see `ObjectStore.read_chunks`."""
         with self._missing_is_typed(path), self._resolve(path).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            if max_bytes is not None and size_bytes > max_bytes:
-                raise DataLossError(
-                    f"{self.uri}/{path} has {size_bytes} bytes, at most {max_bytes} are expected",
-                    path=path,
-                )
+            check_size(self.uri, path, size_bytes, max_bytes)
             file.seek(offset)
             left_bytes = max(0, size_bytes - offset)
             while chunk := file.read(min(CHUNK_BYTES, left_bytes)):

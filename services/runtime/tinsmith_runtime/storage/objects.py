@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from tinsmith_runtime.errors import AlreadyExistsError, NotFoundError
+from tinsmith_runtime.errors import AlreadyExistsError, DataLossError, NotFoundError
 
 CHUNK_BYTES = 2**20
 """How much of an object is in memory at once where it is streamed."""
@@ -25,6 +25,10 @@ class ObjectExistsError(AlreadyExistsError):
     """Another writer put an object at this path."""
 
     reason = "RESOURCE_ALREADY_EXISTS"
+
+
+class ObjectTooLargeError(DataLossError):
+    """An object has more bytes than its reader expects; none of them was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,18 @@ class FileEntry:
 
     size_bytes: int
     sha256: str
+
+
+def check_size(store: str, path: str, size_bytes: int, max_bytes: int | None) -> None:
+    """Refuse an object, of a store of this URI, that is larger than its reader expects.
+
+    Raises:
+        ObjectTooLargeError: If it is larger than `max_bytes`.
+    """
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise ObjectTooLargeError(
+            f"{store}/{path} has {size_bytes} bytes, at most {max_bytes} are expected", path=path
+        )
 
 
 def split_path(path: str) -> tuple[str, ...]:

@@ -45,7 +45,11 @@ def check_spec(name: JobName, spec: Json) -> None:
     except SpecError as error:
         problem = str(error).removeprefix(error.field).lstrip(": ")
         raise InvalidFieldError(error.field, problem) from error
-    for field, is_set in (("configMapRef", job.data.config_map), ("pvc", job.data.claim)):
+    for field, is_set in (
+        ("configMapRef", job.data.config_map),
+        ("pvc", job.data.claim),
+        ("name", job.data.object),
+    ):
         if is_set:
             raise InvalidFieldError(
                 f"spec.data.{field}",

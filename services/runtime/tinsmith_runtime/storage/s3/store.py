@@ -30,6 +30,7 @@ from tinsmith_runtime.storage.objects import (
     ObjectNotFoundError,
     Progress,
     StoredObject,
+    check_size,
     ignore_progress,
     split_path,
 )
@@ -215,7 +216,11 @@ class S3Store:
                     # Of a part, the length is that of the part.
                     size_bytes = num_done + int(response.headers.get("content-length", -1))
                     etag = response.headers.get("etag", "")
-                    self._check_size(path, size_bytes, max_bytes)
+                    if size_bytes < 0:
+                        raise StorageRefusedError(
+                            f"{self._client.where} does not say how large {path} is"
+                        )
+                    check_size(self.uri, path, size_bytes, max_bytes)
                     deadline.extend(self._client.transfer_s(size_bytes))
                 if num_done and response.status != 206:
                     raise self._replaced(path)
@@ -239,15 +244,6 @@ class S3Store:
         return DataLossError(
             f"{self.uri}/{path} was replaced while it was read; read it again", path=path
         )
-
-    def _check_size(self, path: str, size_bytes: int, max_bytes: int | None) -> None:
-        if size_bytes < 0:
-            raise StorageRefusedError(f"{self._client.where} does not say how large {path} is")
-        if max_bytes is not None and size_bytes > max_bytes:
-            raise DataLossError(
-                f"{self.uri}/{path} has {size_bytes} bytes, at most {max_bytes} are expected",
-                path=path,
-            )
 
     def stat(self, path: str) -> StoredObject:
         """Return what is known of an object; see `ObjectStore.stat`."""
