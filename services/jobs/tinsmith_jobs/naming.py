@@ -47,6 +47,9 @@ POD_PATHS = {
 what it shows to other pods. `storage` is the deployment's claim with all checkpoints.
 """
 
+DATA_CONTAINER = "tinsmith-data"
+"""The init container of a driver that fetches data of a bucket."""
+
 _LONGEST_READABLE = 48
 _HASH_LENGTH = 12
 _KEY_SECRET = re.compile(rf"-(pod-keys|agents-key|{DRIVER}-key-e\d+)$")

@@ -66,6 +66,8 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     if job.method is Method.EVALUATE:
         for name in method.config.checkpoint.split(","):
             _check_short_checkpoint("spec.method.parameters.checkpoint", name.strip())
+    if not is_local and job.model is not None:
+        _check_judge(getattr(method.config, "judge", ""), job.model.name)
 
 
 def _check_variables(job: JobSpec) -> None:
@@ -80,6 +82,19 @@ def _check_variables(job: JobSpec) -> None:
                 "it, or take another name",
                 "spec.roles",
             )
+
+
+def _check_judge(judge: str, model: str) -> None:
+    """Refuse a judge that the samplers of a job do not serve."""
+    if judge in ("", model):
+        return
+    if "/" not in judge:
+        raise SpecError(
+            f"spec.method.parameters.judge is {judge!r}, and the samplers of the job serve "
+            f"{model!r}; give that, or a checkpoint of it",
+            "spec.method",
+        )
+    _check_short_checkpoint("spec.method.parameters.judge", judge)
 
 
 def _check_short_checkpoint(setting: str, given: str) -> None:
@@ -115,7 +130,7 @@ def _check_data(job: JobSpec) -> None:
         if data.startswith("hf://"):
             what = "the driver of a job in a cluster does not load"
         raise SpecError(
-            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef or spec.data.pvc, "
-            f"or one of {', '.join(BUILT_IN_DATA[method])}",
+            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef, spec.data.pvc or "
+            f"s3://bucket/path as spec.data.name, or one of {', '.join(BUILT_IN_DATA[method])}",
             field,
         )

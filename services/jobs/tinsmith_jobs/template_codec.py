@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from tinsmith_jobs.naming import POD_PATHS
+from tinsmith_jobs.naming import DATA_CONTAINER, POD_PATHS
 from tinsmith_jobs.pod_fields_codec import read_annotations, read_labels, read_tolerations
 from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import SAMPLER, TRAINER, InitContainer, Mount, Template, Volume
@@ -209,7 +209,7 @@ def _init_containers(
 ) -> tuple[InitContainer, ...]:
     found: list[InitContainer] = []
     for entry in reader.objects("initContainers"):
-        name = _unused_name(entry, [kind, *(container.name for container in found)])
+        name = _unused_name(entry, [kind, DATA_CONTAINER, *(container.name for container in found)])
         found.append(
             InitContainer(
                 name=name,

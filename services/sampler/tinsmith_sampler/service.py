@@ -303,21 +303,21 @@ class SamplingService:
     def _tied(self, prompt: Prompt, request: SampleRequest, target: Target) -> SampleRequest:
         """Return a request with what the session and its model say."""
         driver = self._driver(target.base_model)
-        # A token outside the vocabulary is never drawn, and engines cannot mask it in `min_tokens`.
-        vocabulary = range(driver.engine.info.vocab_size)
-        stop_tokens = [token for token in request.stop_tokens if token in vocabulary]
         # What does not fit is cut: a limit is no promise of a length. A prompt that leaves room for
         # no token is refused by the engine.
         room = driver.max_sequence_tokens - len(request.prompt_tokens)
         max_tokens = min(request.max_tokens, max(room, 1))
+        ends = dict.fromkeys(request.stop_tokens)
         if prompt.uses_model_stop_tokens:
             own = [*self._stop_tokens.get(target.base_model, ()), *target.stop_tokens]
-            stop_tokens = [*stop_tokens, *(token for token in own if token not in stop_tokens)]
+            ends |= dict.fromkeys(own)
+        # A token outside the vocabulary is never drawn, and engines cannot mask it in `min_tokens`.
+        vocabulary = range(driver.engine.info.vocab_size)
         return dataclasses.replace(
             request,
             max_tokens=max_tokens,
             min_tokens=min(request.min_tokens, max_tokens),
-            stop_tokens=stop_tokens,
+            stop_tokens=[token for token in ends if token in vocabulary],
             decode_text=self._decoders.get(target.base_model),
             # A base model and a checkpoint do not change.
             follows_run=request.follows_run and bool(target.run),

@@ -124,6 +124,10 @@ async def test_a_stop_token_outside_the_vocabulary_ends_nothing(rig: SamplerRig)
     assert tokens_of(await rig.sample(session, stop=[2**31 - 1, -1], min_tokens=4)) == tokens_of(
         free
     )
+    # Those of a run's own chat template are its author's words as well.
+    rig.scheduler.sampling_sessions[session].stop_token_ids.extend([2**31 - 1, -1])
+    ends = await rig.sample(session, stop=None, min_tokens=8)
+    assert tokens_of(ends) == tokens_of(await rig.sample(rig.session(), stop=None, min_tokens=8))
 
 
 async def test_absent_stop_tokens_mean_the_end_of_turn_and_empty_ones_nothing(

@@ -231,5 +231,12 @@ async def test_logs_are_read_where_they_were_left(
         followed = launcher.read_log(J, LogPosition(follow=True, position=moments[2]))
         cluster.logs["j-driver-0-e1"].append((moments[3], "line 3"))
         assert (await anext(followed)).text == "line 3\n"
+        # Another driver is made, whose container has not begun.
+        cluster.pods.append(pod_of(made.uid, "driver", 2))
+        later = asyncio.create_task(anext(followed))
+        await asyncio.sleep(0.1)
+        assert not later.done()
+        cluster.logs["j-driver-0-e2"] = [("2026-11-22T08:00:09.123456789Z", "again")]
+        assert (await later).text == "again\n"
         cluster.update("j", phase="Succeeded")
         assert [part async for part in followed] == []

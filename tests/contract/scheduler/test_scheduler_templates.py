@@ -29,6 +29,9 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
         pytest.param(
             {"chat_template": "x", "stop_token_ids": range(9)}, "adapter.stop_token_ids", id="ends"
         ),
+        pytest.param(
+            {"chat_template": "x", "stop_token_ids": [-1]}, "adapter.stop_token_ids", id="below-0"
+        ),
     ],
 )
 async def test_a_chat_template_that_can_not_be_one(

@@ -152,7 +152,7 @@ SPECS = [
         "data-of-a-file-on-the-laptop",
         "data: {name: train.jsonl}",
         "Failed",
-        r"no file of the driver's pod; give spec\.data\.configMapRef or spec\.data\.pvc",
+        r"no file of the driver's pod; give spec\.data\.configMapRef, spec\.data\.pvc or s3:",
     ),
     (
         "data-of-the-hub-as-a-setting",
@@ -357,6 +357,20 @@ SPECS = [
         "data: {pvc: corpus}",
         "Failed",
         r"spec\.data\.pvc must be claim/path",
+    ),
+    (
+        "judge-that-no-sampler-of-the-job-serves",
+        "method: {type: rl, maxSteps: 2, parameters: {judge: wise, data: arithmetic}}\ndata:\n"
+        "roles: {sampler: {gpus: 1}}",
+        "Failed",
+        r"parameters\.judge is 'wise', and the samplers of the job serve",
+    ),
+    (
+        "judge-beside-a-reward",
+        "method: {type: rl, maxSteps: 2, parameters: {judge: a/b, reward: 'a.py:b'}}\ndata:\n"
+        "roles: {sampler: {gpus: 1}}",
+        "Failed",
+        r"reward and judge are both given",
     ),
     (
         "checkpoint-to-begin-with-that-is-a-path",

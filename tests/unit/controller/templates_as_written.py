@@ -70,6 +70,12 @@ TEMPLATES = [
         "'image' is a required property",
     ),
     (
+        "init-container-of-a-name-of-our-own",
+        "roles: {driver: {template: {initContainers: [{name: tinsmith-data, image: busybox}]}}}",
+        "Failed",
+        r"initContainers\[0\].*tinsmith-data",
+    ),
+    (
         "volume-of-a-config-map-that-is-missing",
         "roles: {driver: {template: {volumes: [{name: a, configMap: {name: no-such-map}}]}}}",
         "Queued",

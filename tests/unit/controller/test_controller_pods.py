@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tinsmith_controller.objects.conversion import pod_record
+from tinsmith_controller.objects.pod_outcome import outcome
 from tinsmith_jobs.plan.observed import DISRUPTION
 
 _GROUP = """  + Exception Group Traceback (most recent call last):
@@ -152,3 +153,22 @@ def test_what_the_node_did_is_told_from_what_the_program_did(
     assert view.is_refused is is_refused
     assert (DISRUPTION in view.conditions) is is_disruption
     assert view.problem == ": ".join(filter(None, (reason, message)))
+
+
+def test_an_init_container_that_ended_well_hides_nothing() -> None:
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}
+    status: dict[str, Any] = {
+        "initContainerStatuses": [
+            {"name": "tinsmith-data", "state": {"terminated": {"exitCode": 0}}}
+        ],
+        "containerStatuses": [{"name": "driver", "state": {"waiting": waiting}}],
+    }
+    assert outcome(status) == (None, 'CreateContainerConfigError: secret "keys" not found')
+    status["initContainerStatuses"][0]["state"]["terminated"] = {
+        "exitCode": 2,
+        "message": "no keys",
+    }
+    assert outcome(status) == (2, "no keys")
+    status["containerStatuses"] = [{"name": "driver", "state": {"terminated": {"exitCode": 0}}}]
+    status["initContainerStatuses"] = []
+    assert outcome(status) == (0, "")

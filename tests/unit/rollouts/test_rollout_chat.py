@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +108,21 @@ def test_a_turn_that_a_stop_may_end_has_the_end_of_the_template_once(
     assert conversation.add_turn(encode(tokenizer, said), "stop", has_stops=True) == text
     tokens = conversation.add_observation(user("ok")).tokens
     assert tokenizer.decode(tokens).startswith(expected)
+
+
+def test_a_stop_within_an_end_of_plain_text_is_no_end_of_turn() -> None:
+    class WordyTokenizer(SpacedTokenizer):
+        """Ends turns with a word."""
+
+        def render_message(self, messages: Sequence[Mapping[str, Any]], index: int) -> str:
+            return f"{messages[index]['role']}: {messages[index]['content']}END\n"
+
+    tokenizer = WordyTokenizer()
+    conversation = Conversation(tokenizer)
+    conversation.begin(user("q"))
+    assert conversation.add_turn(encode(tokenizer, "AD"), "stop", has_stops=True) == "AD"
+    tokens = conversation.add_observation(user("ok")).tokens
+    assert tokenizer.decode(tokens).startswith("END\nuser: ok")
 
 
 def test_a_stop_that_begins_the_end_of_the_template_counts_as_its_beginning() -> None:

@@ -276,9 +276,12 @@ def test_without_an_end_of_turn_the_strings_of_an_environment_bring_none() -> No
     assert not message.stop_tokens.includes_those_of_model
 
 
-async def test_an_observation_of_a_class_without_stop_is_played() -> None:
+@pytest.mark.parametrize("has_none", [False, True])
+async def test_an_observation_of_a_class_without_stop_is_played(has_none: bool) -> None:
     class Shown:
         def __init__(self, content: str) -> None:
+            if has_none:
+                self.stop = None
             self.messages = [{"role": "user", "content": content}]
             self.images: list[Any] = []
             self.tools: list[Any] = []

@@ -55,7 +55,9 @@ def read_stop(observation: object) -> tuple[str | int, ...]:
     Raises:
         ObservationError: If it is no list of them, or they are too many or too long.
     """
-    stop = getattr(observation, "stop", ())
+    stop = getattr(observation, "stop", None)
+    if stop is None:
+        return ()
     if not isinstance(stop, list | tuple):
         raise ObservationError(f"stop is a list, got {type(stop).__name__}")
     strings = [each for each in stop if isinstance(each, str)]

@@ -28,7 +28,7 @@ from tinsmith.recipes.experiment.run_log import METRICS
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
-from tinsmith.recipes.rewarded_source import RewardedData, is_rewarded
+from tinsmith.recipes.rewarded_source import RewardedData, check_judge
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler import Sampler
 
@@ -92,6 +92,7 @@ class Config:
     def __post_init__(self) -> None:
         # The name of a checkpoint that exists is no id for a new one.
         check_settings(self, without=("checkpoint", "temperature"))
+        check_judge(self)
         if not 0 <= self.temperature < math.inf:
             raise ConfigurationError(
                 f"temperature is {self.temperature!r}", remedy="give a number, 0 or more"
@@ -191,7 +192,7 @@ def _prepare(config: Config, client: Client, sampler: Sampler) -> Callable[[Roll
         history=config.history,
     )
     model = served[sampler.base_model]
-    if is_rewarded(config):
+    if config.reward or config.judge:
         code = RewardedData(config, client)
         return lambda keeper: code.source(settings, sampler, sampler.get_tokenizer(), model, keeper)
     if config.environment:

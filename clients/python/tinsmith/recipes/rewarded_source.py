@@ -17,7 +17,18 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInfo
 
 
-class RewardConfig(Protocol):
+class JudgeConfig(Protocol):
+    """What scores the answers."""
+
+    @property
+    def reward(self) -> str: ...  # noqa: D102
+    @property
+    def judge(self) -> str: ...  # noqa: D102
+    @property
+    def judge_instruction(self) -> str: ...  # noqa: D102
+
+
+class RewardConfig(JudgeConfig, Protocol):
     """The settings of a recipe that a function of the user's own, or a judge, rewards."""
 
     @property
@@ -25,22 +36,16 @@ class RewardConfig(Protocol):
     @property
     def environment(self) -> str: ...  # noqa: D102
     @property
-    def reward(self) -> str: ...  # noqa: D102
-    @property
-    def judge(self) -> str: ...  # noqa: D102
-    @property
-    def judge_instruction(self) -> str: ...  # noqa: D102
-    @property
     def rollouts(self) -> str: ...  # noqa: D102
     @property
     def step_timeout_s(self) -> float: ...  # noqa: D102
 
 
-def is_rewarded(config: RewardConfig) -> bool:
-    """Whether the data is rewarded by a function of the user's own, or by a judge.
+def check_judge(config: JudgeConfig) -> None:
+    """Refuse settings of a judge that contradict each other.
 
     Raises:
-        ConfigurationError: If both are given, or what a judge is told and no judge.
+        ConfigurationError: If a reward is given as well, or what a judge is told and no judge.
     """
     if config.reward and config.judge:
         raise ConfigurationError(
@@ -52,7 +57,6 @@ def is_rewarded(config: RewardConfig) -> bool:
             "judge_instruction belongs to judge=, which is not given",
             remedy="leave judge_instruction out, or name a model in judge=",
         )
-    return bool(config.reward or config.judge)
 
 
 class RewardedData:
@@ -109,8 +113,10 @@ class RewardedData:
 
 
 def _open_judge(config: RewardConfig, client: Client) -> Judge:
-    """Return the judge that is named: a base model, or a checkpoint by its slash."""
-    kind = "checkpoint" if "/" in config.judge else "base_model"
+    """Return the judge that is named: a base model that is served, else a checkpoint."""
+    served = {model.base_model for model in client.list_models()}
+    is_model = config.judge in served or "/" not in config.judge
+    kind = "base_model" if is_model else "checkpoint"
     return Judge(
         client.create_sampler(**{kind: config.judge}),
         instruction=config.judge_instruction or INSTRUCTION,

@@ -27,7 +27,7 @@ from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.rewarded_source import RewardedData, is_rewarded
+from tinsmith.recipes.rewarded_source import RewardedData, check_judge
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems
@@ -114,6 +114,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_judge(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
@@ -165,7 +166,7 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler, RolloutKeeper
     client.get_tokenizer(config.base_model)
     served = {model.base_model: model for model in client.list_models()}
     model = served[config.base_model]
-    has_reward = is_rewarded(config)
+    has_reward = bool(config.reward or config.judge)
     if (has_reward or config.environment) and config.num_imitation_steps:
         raise ConfigurationError(
             "a reward, a judge or an environment has no pupil to imitate",

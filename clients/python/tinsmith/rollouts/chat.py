@@ -229,11 +229,14 @@ def _find_end(
 
     A turn that was cut off may by chance end in a token that the ending has too, such as a line
     break; only a token of visible text counts there, which is the end-of-turn token. So it is where
-    a stop of one's own may be that line break, unless the ending begins with it.
+    a stop of one's own may be that line break, unless the ending begins with it; and a stop that
+    stands in the ending behind visible text is no end of turn.
     """
     if not tokens or tokens[-1] not in ending:
         return None
     index = list(ending).index(tokens[-1])
+    if has_stops and tokenizer.decode(ending[:index]).strip():
+        return None
     is_certain = stop_reason == STOP and not (has_stops and index)
     if not is_certain and not tokenizer.decode([tokens[-1]]).strip():
         return None

@@ -22,7 +22,7 @@ HIGHEST = 10
 INSTRUCTION = "Judge how well the answer does what was asked for."
 
 _PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=8, regex=f"{HIGHEST}|[0-9]")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(rf"({HIGHEST}|[0-9])(?![0-9])")
 """What the text begins with; behind it stands an end of turn of whatever kind."""
 _QUESTION = f"Your judgement, a whole number from 0 (worst) to {HIGHEST} (best):"
 
@@ -59,6 +59,7 @@ class Judge:
             reference: An answer that is right; empty if none is known.
 
         Raises:
+            TypeError: If the content of a message is no text.
             TinsmithError: If the model cannot be asked; what is judged may be longer than it reads.
             ChatTemplateError: If its chat template cannot render the message.
             SamplerFailedError: If an engine wrote something else all the same.
@@ -73,13 +74,28 @@ class Judge:
         text = self._tokenizer.decode(said.tokens)
         number = _NUMBER.match(text)
         if number is None:
-            raise SamplerFailedError(f"the judge wrote {text!r}, which begins with no number")
+            raise SamplerFailedError(f"the judge wrote {text!r}, which is no judgement")
         return int(number[0]) / HIGHEST
 
     def _ask(self, messages: Sequence[Mapping[str, Any]], answer: str, reference: str) -> str:
+        for message in messages:
+            if not isinstance(message["content"], str):
+                raise TypeError(
+                    f"a judge reads texts, and a message has {message['content']!r:.80}"
+                )
         said = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-        parts = [self._instruction, f"<conversation>\n{said}\n</conversation>"]
+        parts = [self._instruction, f"<conversation>\n{self._as_text(said)}\n</conversation>"]
         if reference:
-            parts.append(f"<reference>\n{reference}\n</reference>")
-        parts += [f"<answer>\n{answer}\n</answer>", _QUESTION]
+            parts.append(f"<reference>\n{self._as_text(reference)}\n</reference>")
+        parts += [f"<answer>\n{self._as_text(answer)}\n</answer>", _QUESTION]
         return "\n\n".join(parts)
+
+    def _as_text(self, text: str) -> str:
+        """Return a text without special tokens, by which an answer could speak for others."""
+        while True:
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            plain = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            if plain == self._tokenizer.decode(tokens):
+                return text
+            # What is left may be a special token again.
+            text = plain

@@ -34,17 +34,16 @@ def unpulled_image(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 def outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the exit code and the problem of a pod: of the container that is worst off."""
     told = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-    entries = [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
-    ]
+    own = list(status.get("containerStatuses") or [])
+    entries = [*(status.get("initContainerStatuses") or []), *own]
     ended = [
-        entry["state"]["terminated"]
+        (entry["state"]["terminated"], entry in own)
         for entry in entries
         if (entry.get("state") or {}).get("terminated")
     ]
-    bad = [entry for entry in ended if entry.get("exitCode")]
-    for entry in bad or ended[:1]:
+    bad = [entry for entry, _ in ended if entry.get("exitCode")]
+    # One that came before and ended well says nothing of the pod, which goes on.
+    for entry in bad or [entry for entry, is_own in ended if is_own][:1]:
         reason = str(entry.get("reason") or "")
         named = "" if reason in ("Error", "Completed") else reason
         text = describe_termination(str(entry.get("message") or ""))

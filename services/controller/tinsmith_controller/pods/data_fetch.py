@@ -10,10 +10,10 @@ from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_env import TERMINATION_LOG, store_env
 from tinsmith_controller.pods.pod_volumes import JOB_DATA, data_path
 from tinsmith_controller.pods.template_parts import SECURITY
+from tinsmith_jobs.naming import DATA_CONTAINER
 from tinsmith_jobs.quantities import parse_quantity
 from tinsmith_jobs.spec import DRIVER, TRAINER, JobSpec, PoolSpec, Role
 
-_NAME = "tinsmith-data"
 _PROGRAM = "tinsmith_runtime.pod.fetch"
 
 
@@ -36,7 +36,7 @@ def data_fetch(
     max_bytes = str(int(parse_quantity(deployment.volume_size)))
     words = ("python", "-m", _PROGRAM, uri, data_path(spec.data), max_bytes)
     fetching: dict[str, Any] = {
-        "name": _NAME,
+        "name": DATA_CONTAINER,
         "image": f"{deployment.image_repository}/{TRAINER}:{deployment.image_tag}",
         # Kubernetes would replace `$(NAME)` by a variable.
         "command": [word.replace("$", "$$") for word in words],

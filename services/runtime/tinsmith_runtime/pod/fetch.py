@@ -55,6 +55,8 @@ def fetch(uri: str, file: Path, max_bytes: int) -> None:
     place = urlsplit(uri)
     store = storage.open(place._replace(path="").geturl())
     unfinished = file.with_name(_UNFINISHED)
+    # The volume has room for one.
+    file.unlink(missing_ok=True)
     with unfinished.open("wb") as target:
         for chunk in store.read_chunks(unquote(place.path[1:]), max_bytes=max_bytes):
             target.write(chunk)

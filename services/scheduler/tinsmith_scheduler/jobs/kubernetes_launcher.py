@@ -210,7 +210,13 @@ class KubernetesLauncher:
                     job=name,
                 )
             tail_lines = wanted.tail_lines if is_first and not position else 0
-            part = await self._read_part(name, pod, position, tail_lines) if pod else None
+            try:
+                part = await self._read_part(name, pod, position, tail_lines) if pod else None
+            except JobLogMissingError:
+                # A new pod of the role has printed nothing so far: its log is waited for.
+                if is_first or is_over:
+                    raise
+                part = None
             is_first = False
             if part is not None:
                 position = part.position

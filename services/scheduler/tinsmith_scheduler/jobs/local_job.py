@@ -53,7 +53,8 @@ def check_spec(name: JobName, spec: Json) -> None:
         if is_set:
             raise InvalidFieldError(
                 f"spec.data.{field}",
-                "needs a cluster; on one machine give the path as spec.method.parameters.data",
+                "needs a cluster; on one machine give the path of a file as "
+                "spec.method.parameters.data",
             )
     if any(role.agent for role in job.roles):
         raise InvalidFieldError(

@@ -215,6 +215,8 @@ def _check_template(message: models_pb2.AdapterConfig) -> None:
         raise InvalidFieldError(
             "adapter.stop_token_ids", f"must be at most {MAX_TEMPLATE_ENDS} tokens"
         )
+    if any(token < 0 for token in message.stop_token_ids):
+        raise InvalidFieldError("adapter.stop_token_ids", "must be 0 or more each")
     if message.stop_token_ids and not message.chat_template:
         raise InvalidFieldError("adapter.stop_token_ids", "need a chat_template, which they end")
     try:
