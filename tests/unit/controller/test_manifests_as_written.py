@@ -22,8 +22,9 @@ from tests.unit.controller.manifests_as_written import (
     told,
 )
 from tests.unit.controller.templates_as_written import TEMPLATES
+from tests.unit.controller.work_as_written import WORK
 
-TABLE = [*SPECS, *TEMPLATES]
+TABLE = [*SPECS, *TEMPLATES, *WORK]
 
 
 def undescribed(fields: dict[str, Any], path: str) -> list[str]:
