@@ -54,6 +54,8 @@ class Outcome:
         num_leases_lost: Seats of members that lived, and were kept from their heartbeats.
         num_doubled: Calls that were sent twice.
         num_strangers_refused: Strangers that asked for a seat and were refused.
+        num_seats_taken: Strangers that got one; its lease must have run out, which the member that
+            held it is told.
         problems: What should not have happened.
         duration_s: From the first arrival to the last.
     """
@@ -64,6 +66,7 @@ class Outcome:
     num_leases_lost: int = 0
     num_doubled: int = 0
     num_strangers_refused: int = 0
+    num_seats_taken: int = 0
     problems: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
@@ -71,9 +74,12 @@ class Outcome:
         """Hold what was seen against what barriers promise.
 
         Raises:
-            AssertionError: If a barrier opened early, or a member passed one out of order.
+            AssertionError: If a barrier opened early, a member passed one out of order, or a
+                stranger took a seat whose lease had not run out.
         """
         assert not self.problems, self.problems[:5]
+        num_lapsed = self.num_leases_lost + self.num_deaths
+        assert self.num_seats_taken <= num_lapsed, f"{self.num_seats_taken} seats were taken"
         last_of: dict[str, float] = {}
         for barrier in range(num_barriers):
             arrived, opened = self.arrived_s.get(barrier, {}), self.opened_s.get(barrier, {})
@@ -222,7 +228,7 @@ class MatchCrowd:
         except tinsmith.FailedPreconditionError:
             self.outcome.num_strangers_refused += 1
         else:
-            self.outcome.problems.append(f"a stranger got the seat of {agent}")
+            self.outcome.num_seats_taken += 1
 
     async def _move(self, member: Member, draws: random.Random, epoch: int) -> None:
         """Move once in the epoch's game; the last agent's move ends it."""

@@ -91,6 +91,12 @@ def rows(outcome: Outcome, num_kills: int, num_phases: int, num_members: int) ->
             "higher",
         ),
         row(
+            f"{what}: seats that strangers took once a lease had run out",
+            [float(outcome.num_seats_taken)],
+            "seats",
+            "lower",
+        ),
+        row(
             f"{what}: from the last arrival until open for all, p50",
             [float(np.percentile(opening_s, 50)) * 1e3],
             "ms",
