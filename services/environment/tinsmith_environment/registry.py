@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tinsmith.environments.environment import TEXT_ALONE
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.environment import JsonValue
 from tinsmith_environment.workers.pool import WorkerPool
@@ -39,6 +40,8 @@ class EnvironmentSpec:
     default_config: Mapping[str, JsonValue] = field(default_factory=dict)
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
     """Arguments of the class, from the settings of the pod; no request reaches them."""
+    action_kinds: frozenset[str] = TEXT_ALONE
+    """Kinds of actions that the class understands."""
     is_builtin: bool = False
     """Whether each pod plays it, whatever its settings name."""
 
@@ -115,15 +118,16 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
         if class_path == _BUILTIN["math"] and config.math_problems_path is not None:
             settings["problems_path"] = str(config.math_problems_path.resolve())
         try:
-            description, default_config = await pool.describe(class_path)
+            found = await pool.describe(class_path)
         except EnvironmentFailedError as error:
             raise ConfigError(f"environment {name}: {error.message}") from error
         specs.append(
             EnvironmentSpec(
                 name=name,
                 class_path=class_path,
-                description=f"{path}: {description}" if class_path != path else description,
-                default_config=default_config,
+                description=": ".join([path] * (class_path != path) + [found.description]),
+                default_config=found.default_config,
+                action_kinds=found.action_kinds,
                 settings=settings,
                 is_builtin=_BUILTIN.get(name) == path,
             )

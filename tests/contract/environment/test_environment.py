@@ -19,6 +19,7 @@ from tests.fakes.scheduler import FakeScheduler
 from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith import tensors
+from tinsmith.environments.observation_codec import decode_tokens
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
 from tinsmith_environment.config import EnvironmentConfig
@@ -186,6 +187,33 @@ async def test_an_observation_says_where_the_next_action_ends(rig: Rig) -> None:
     with expect_rpc_error(Code.ABORTED, reason="ENVIRONMENT_FAILED") as messages:
         await rig.step(instance.name, 2, "empty stop")
     assert "a stop string has 1 to 256 characters" in messages[0]
+
+
+async def test_an_episode_of_tokens_over_the_wire() -> None:
+    named = "unruly=unruly_environments:UnrulyEnvironment,tokens=unruly_environments:TokenSums"
+    async with running(environments=named) as rig:
+        request = environment_pb2.ListEnvironmentsRequest(parent="projects/mine")
+        listed = (await rig.stub.ListEnvironments(request, metadata=MINE)).environments
+        kinds = {each.name.rpartition("/")[2]: list(each.action_kinds) for each in listed}
+        assert kinds["tokens"] == [trajectories_pb2.ACTION_KIND_TOKENS]
+        assert kinds["guessing"] == [trajectories_pb2.ACTION_KIND_TEXT]
+        instance = await rig.create("tokens", seed=40)
+        assert list(instance.action_kinds) == [trajectories_pb2.ACTION_KIND_TOKENS]
+        assert decode_tokens(instance.observation) == (40, 41)
+        action = trajectories_pb2.Action(tokens=tensors.encode_tokens([5, 6]))
+        step = environment_pb2.StepInstanceRequest(instance=instance.name, action=action)
+        answer = await rig.stub.StepInstance(step, metadata=MINE, timeout=20)
+        assert (answer.reward, decode_tokens(answer.observation)) == (11.0, (11,))
+        with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD") as messages:
+            await rig.step(instance.name, 1, "text")
+        assert "must be of the kind tokens, got text" in messages[0]
+        negative = trajectories_pb2.Action(tokens=tensors.encode_tokens([-12]))
+        step = environment_pb2.StepInstanceRequest(
+            instance=instance.name, step_index=1, action=negative
+        )
+        with expect_rpc_error(Code.ABORTED, reason="ENVIRONMENT_FAILED") as messages:
+            await rig.stub.StepInstance(step, metadata=MINE, timeout=20)
+        assert "a token is a whole number from 0" in messages[0]
 
 
 async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from tinsmith_environment.instances.instance import (
 )
 from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, EnvironmentSpec
-from tinsmith_environment.workers.worker import WorkerLoss
+from tinsmith_environment.workers.worker import Begun, WorkerLoss
 from tinsmith_runtime.errors import (
     AbortedError,
     CapacityExhaustedError,
@@ -47,12 +47,12 @@ class FakeWorker:
 
     async def create(
         self, instance: str, class_path: str, settings: object, seed: int, config: Any
-    ) -> Observation:
+    ) -> Begun:
         await asyncio.sleep(0)
         if self.create_error is not None:
             raise self.create_error
         self.created.append(config)
-        return Observation.of_user(f"seed {seed}")
+        return Begun(Observation.of_user(f"seed {seed}"))
 
     async def step(self, instance: str, action: Action) -> StepResult:
         self.steps.append(str(action.text))

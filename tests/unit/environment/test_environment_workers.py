@@ -148,7 +148,7 @@ async def test_a_failed_reset_leaves_nothing_behind(pool: WorkerPool) -> None:
 async def test_settings_and_actions_are_refused_as_fields(pool: WorkerPool) -> None:
     (worker,) = pool.workers
     guessing = "tinsmith_environment.builtin.guessing:GuessingEnvironment"
-    _, config = await worker.describe(guessing)
+    config = (await worker.describe(guessing)).default_config
     with pytest.raises(InvalidFieldError, match=r"config\.max_turns must be from 1"):
         await worker.create("a", guessing, {}, 1, {**config, "max_turns": 0})
     await worker.create("a", guessing, {}, 1, config)
@@ -198,7 +198,7 @@ async def test_workers_draw_other_numbers_and_import_nothing_twice(tmp_path: Pat
     await pool.start()
     try:
         drawn = [
-            (await worker.create("a", "drawing:Drawing", {}, 1, {})).messages[0].content
+            (await worker.create("a", "drawing:Drawing", {}, 1, {})).observation.messages[0].content
             for worker in pool.workers
         ]
     finally:
@@ -222,10 +222,10 @@ async def test_modules_that_start_threads_are_imported_by_each_worker(tmp_path: 
     await pool.start()
     try:
         (worker,) = pool.workers
-        observation = await worker.create("a", "threaded:Threaded", {}, 1, {})
+        begun = await worker.create("a", "threaded:Threaded", {}, 1, {})
     finally:
         await pool.stop()
-    assert observation.messages[0].content == "2"
+    assert begun.observation.messages[0].content == "2"
 
 
 async def test_a_process_that_closes_its_socket_is_stopped(tmp_path: Path) -> None:

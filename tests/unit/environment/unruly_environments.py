@@ -72,5 +72,18 @@ class UnrulyEnvironment(Environment):
         return [name for name in os.environ if name.startswith("TINSMITH_")]
 
 
+class TokenSums(Environment):
+    """Shows tokens alone, and rewards a turn by the sum of its own."""
+
+    action_kinds = frozenset({"tokens"})
+
+    def reset(self, seed: int, config: Mapping[str, JsonValue]) -> Observation:
+        return Observation(tokens=(seed, seed + 1))
+
+    def step(self, action: Action) -> StepResult:
+        total = sum(action.tokens or ())
+        return StepResult(Observation(tokens=(total,)), float(total), False)
+
+
 class NotAnEnvironment:
     pass

@@ -90,6 +90,7 @@ class FakeObservation:
     images: list[ImageChunk] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     stop: tuple[str | int, ...] = ()
+    tokens: tuple[int, ...] = ()
 
     @classmethod
     def user(cls, content: str) -> FakeObservation:
@@ -111,6 +112,7 @@ class FakeInstance:
         self.observation = FakeObservation.user(first)
         self.actions: list[str | Action] = []
         self.num_deletes = 0
+        self.action_kinds = frozenset({"text"})
         self._outcomes = list(outcomes)
 
     async def step_async(self, action: str | Action) -> FakeOutcome:

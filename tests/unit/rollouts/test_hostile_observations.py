@@ -109,7 +109,10 @@ async def play_beside(step: FakeOutcome) -> tuple[Trajectory, Trajectory]:
         (FakeOutcome(show(ImageChunk(bytes(21 << 20), "png"))), "bytes, at most"),
         (FakeOutcome(show(*[picture(28, 28)] * (MAX_IMAGES + 1))), "65 images, at most 64"),
         (FakeOutcome(show(*[png(5_600, 5_600)] * 3)), f"over {MAX_PROMPT_PIXELS} pixels together"),
-        (FakeOutcome(show(png(28, 28))), "the sampler refuses a prompt with the environment's pic"),
+        (
+            FakeOutcome(show(png(28, 28))),
+            "refuses a prompt with what the environment showed",
+        ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

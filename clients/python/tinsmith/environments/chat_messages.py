@@ -11,7 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinsmith.environments.environment import Message, Tool
+from tinsmith.environments.environment import (
+    ACTION_KINDS,
+    TOKENS_ALONE,
+    Message,
+    Tool,
+)
 from tinsmith.text.tool_notations import ToolCall, is_function_name
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -76,6 +81,62 @@ def read_stop(observation: object) -> tuple[str | int, ...]:
     if not all(0 <= each <= _MAX_TOKEN_ID for each in token_ids):
         raise ObservationError(f"a stop token is a whole number from 0 to {_MAX_TOKEN_ID}")
     return (*strings, *token_ids)
+
+
+def read_tokens(observation: object) -> tuple[int, ...]:
+    """Return the tokens that an observation shows; none where it shows messages.
+
+    A class of one's own may have no `tokens`.
+
+    Raises:
+        ObservationError: If they are no list of token ids, or stand beside messages.
+    """
+    tokens = getattr(observation, "tokens", ())
+    if not isinstance(tokens, list | tuple):
+        raise ObservationError(f"tokens are a list, got {type(tokens).__name__}")
+    if tokens and any(getattr(observation, each, ()) for each in ("messages", "images", "tools")):
+        raise ObservationError(
+            "an observation shows tokens beside messages, images or tools; it shows one or other"
+        )
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MAX_TOKEN_ID:
+            raise ObservationError(
+                f"a token is a whole number from 0 to {_MAX_TOKEN_ID}, got {type(token).__name__}"
+                + (f" {token}" if type(token) is int and token.bit_length() < 64 else "")
+            )
+    return tuple(tokens)
+
+
+def read_action_kinds(environment: object) -> frozenset[str]:
+    """Return the kinds of actions that an environment says that it understands.
+
+    Raises:
+        ObservationError: If they are none.
+    """
+    kinds = getattr(environment, "action_kinds", None)
+    if not isinstance(kinds, frozenset | set | list | tuple) or not kinds:
+        raise ObservationError(f"action_kinds is a set, got {type(kinds).__name__}")
+    unknown = [kind for kind in kinds if kind not in ACTION_KINDS]
+    if unknown:
+        raise ObservationError(
+            f"action_kinds holds {str(unknown[0])[:32]!r}; known are: {', '.join(ACTION_KINDS)}"
+        )
+    return frozenset(kinds)
+
+
+def check_shown_tokens(tokens: Sequence[int], kinds: frozenset[str]) -> None:
+    """Refuse tokens of an environment that is told its actions as text.
+
+    Without a template that text has no known end.
+
+    Raises:
+        ObservationError: If it is so.
+    """
+    if tokens and kinds != TOKENS_ALONE:
+        raise ObservationError(
+            "the environment shows tokens, and steps on "
+            f"{' and '.join(sorted(kinds))}; set action_kinds = frozenset({{'tokens'}})"
+        )
 
 
 def to_chat_call(call: object) -> dict[str, Any]:

@@ -28,6 +28,9 @@ JsonValue: TypeAlias = (
 TEXT = "text"
 TOKENS = "tokens"
 TOOL_CALLS = "tool_calls"
+ACTION_KINDS = (TEXT, TOKENS, TOOL_CALLS)
+TEXT_ALONE = frozenset({TEXT})
+TOKENS_ALONE = frozenset({TOKENS})
 
 Content: TypeAlias = "str | Sequence[Mapping[str, str]]"
 """A text; or texts and places of images, in the form of chat templates.
@@ -93,6 +96,12 @@ class Observation:
 
     The text of the action holds the string that ended it.
     """
+    tokens: tuple[int, ...] = ()
+    """Token ids that follow the prompt so far as they are, without a chat template.
+
+    In place of messages, images and tools, in each observation of the episode. It then steps on
+    tokens alone.
+    """
 
     @classmethod
     def of_user(cls, content: Content, images: Sequence[Image] = ()) -> Observation:
@@ -142,10 +151,12 @@ class Environment(abc.ABC):
     """Says in a sentence what the task is."""
     default_config: ClassVar[Mapping[str, JsonValue]] = {}
     """Settings that `reset` understands, with their defaults; a request may name no others."""
-    action_kinds: ClassVar[frozenset[str]] = frozenset({TEXT})
+    action_kinds: ClassVar[frozenset[str]] = TEXT_ALONE
     """Kinds of actions that `step` understands: `text`, `tokens`, `tool_calls`.
 
     An environment that gives tools understands `tool_calls`, and `text` for turns without a call.
+    One that understands `tokens` alone gets each turn exactly as it was sampled, its end included.
+    Beside `text` it gets text.
     """
 
     @abc.abstractmethod

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import json_format, struct_pb2
 
 from tinsmith import names
-from tinsmith.environments.environment import Action
+from tinsmith.environments.environment import TEXT_ALONE, Action
 from tinsmith.environments.naming import (
     AnyEnvironment,
     NamedEnvironment,
@@ -22,8 +22,10 @@ from tinsmith.environments.naming import (
     read_environment,
 )
 from tinsmith.environments.observation_codec import (
+    decode_action_kinds,
     decode_chat_message,
     decode_stop,
+    decode_tokens,
     decode_tool,
     encode_action,
 )
@@ -56,6 +58,8 @@ class Environment:
     default_config: dict[str, Any]
     is_builtin: bool = False
     """Whether each environment server plays it, whatever it was started with."""
+    action_kinds: frozenset[str] = TEXT_ALONE
+    """Kinds of actions that it understands: `text`, `tokens`, `tool_calls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class Observation:
     """Schemas of the tools of the episode; of its first observation only."""
     stop: tuple[str | int, ...] = ()
     """Where the next action ends, as at the model's end of turn: strings and token ids."""
+    tokens: tuple[int, ...] = ()
+    """Token ids that follow the prompt so far as they are, in place of all but `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,8 @@ class EnvironmentInstance:
         self.name = message.name
         self.observation = _decode_observation(message.observation)
         """The last observation that arrived."""
+        self.action_kinds = decode_action_kinds(message.action_kinds)
+        """Kinds of actions that it understands: `text`, `tokens`, `tool_calls`."""
 
     def step(self, action: str | Sequence[int] | Action) -> ResultFuture[StepResult]:
         """Act, with text, token ids or calls of tools. Steps are applied one after the other.
@@ -292,6 +300,7 @@ class EnvironmentCalls:
                 description=environment.description,
                 default_config=json_format.MessageToDict(environment.default_config),
                 is_builtin=environment.builtin,
+                action_kinds=decode_action_kinds(environment.action_kinds),
             )
             async for page in pages
             for environment in page.environments
@@ -424,4 +433,5 @@ def _decode_observation(message: trajectories_pb2.Observation) -> Observation:
         images=[decode_image(image) for image in message.images],
         tools=[decode_tool(tool) for tool in message.tools],
         stop=decode_stop(message),
+        tokens=decode_tokens(message),
     )

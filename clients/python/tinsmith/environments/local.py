@@ -14,10 +14,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tinsmith.environments.chat_messages import read_stop, to_chat_message, to_chat_tool
+from tinsmith.environments.chat_messages import (
+    read_action_kinds,
+    read_stop,
+    read_tokens,
+    to_chat_message,
+    to_chat_tool,
+)
 from tinsmith.environments.environment import (
     Action,
     Environment,
+    InvalidActionError,
     InvalidSettingError,
     JsonValue,
 )
@@ -47,14 +54,20 @@ class LocalInstance:
         self._thread = thread
         self.observation = _to_chat(observation)
         """What the environment shows at the start."""
+        self.action_kinds = read_action_kinds(environment)
+        """Kinds of actions that it understands."""
 
     async def step_async(self, action: str | Action) -> StepResult:
         """Apply an action.
 
         Raises:
+            InvalidActionError: If it is of a kind that the environment lacks, as on a server.
             Exception: Whatever the environment raises; the episode is lost then.
         """
         taken = Action(text=action) if isinstance(action, str) else action
+        if taken.kind not in self.action_kinds:
+            kinds = ", ".join(sorted(self.action_kinds))
+            raise InvalidActionError(f"must be of the kind {kinds}, got {taken.kind}")
         result = await self._thread.call("step", lambda: self._environment.step(taken))
         return StepResult(
             observation=_to_chat(result.observation),
@@ -210,4 +223,5 @@ def _to_chat(observation: ShownObservation) -> Observation:
         images=list(observation.images),
         tools=[to_chat_tool(tool) for tool in observation.tools],
         stop=read_stop(observation),
+        tokens=read_tokens(observation),
     )

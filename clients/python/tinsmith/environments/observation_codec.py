@@ -10,14 +10,28 @@ from tinsmith import tensors
 from tinsmith.environments.chat_messages import (
     from_chat_call,
     read_stop,
+    read_tokens,
     to_chat_call,
     to_chat_message,
     to_chat_tool,
 )
-from tinsmith.environments.environment import Action, Observation
+from tinsmith.environments.environment import (
+    TEXT,
+    TEXT_ALONE,
+    TOKENS,
+    TOOL_CALLS,
+    Action,
+    Observation,
+)
 from tinsmith.rpc.input_codec import encode_image
 from tinsmith.text.tool_notations import ToolCall
 from tinsmith.v1 import rollout_pb2, trajectories_pb2
+
+_KINDS = {
+    TEXT: trajectories_pb2.ACTION_KIND_TEXT,
+    TOKENS: trajectories_pb2.ACTION_KIND_TOKENS,
+    TOOL_CALLS: trajectories_pb2.ACTION_KIND_TOOL_CALLS,
+}
 
 
 def encode_observation(observation: Observation) -> trajectories_pb2.Observation:
@@ -30,8 +44,31 @@ def encode_observation(observation: Observation) -> trajectories_pb2.Observation
         messages=[encode_chat_message(to_chat_message(one)) for one in observation.messages],
         images=[encode_image(image) for image in observation.images],
         tools=[_encode_tool(to_chat_tool(tool)) for tool in observation.tools],
+        tokens=tensors.encode_tokens(shown) if (shown := read_tokens(observation)) else None,
         **encode_stop(read_stop(observation)),
     )
+
+
+def decode_tokens(message: trajectories_pb2.Observation) -> tuple[int, ...]:
+    """Return the tokens that an observation shows.
+
+    Raises:
+        TensorFormatError: If they are none.
+    """
+    if not message.HasField("tokens"):
+        return ()
+    return tuple(tensors.decode_tensor(message.tokens).tolist())
+
+
+def encode_action_kinds(kinds: Iterable[str]) -> list[trajectories_pb2.ActionKind.ValueType]:
+    """Return the values of kinds of actions."""
+    return [_KINDS[kind] for kind in sorted(kinds)]
+
+
+def decode_action_kinds(values: Iterable[trajectories_pb2.ActionKind.ValueType]) -> frozenset[str]:
+    """Return the kinds of actions that an environment understands; a newer one's are left out."""
+    given = set(values)
+    return frozenset(kind for kind, value in _KINDS.items() if value in given) or TEXT_ALONE
 
 
 def encode_stop(stop: Sequence[str | int]) -> dict[str, Any]:

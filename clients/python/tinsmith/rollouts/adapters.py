@@ -45,6 +45,7 @@ class ServiceInstance:
     def __init__(self, instance: EnvironmentInstance) -> None:
         self._instance = instance
         self.observation = instance.observation
+        self.action_kinds = instance.action_kinds
 
     async def step_async(self, action: str | Action) -> StepResult:
         """Apply an action."""

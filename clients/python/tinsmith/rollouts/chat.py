@@ -156,8 +156,8 @@ class Conversation:
         return Continuation(piece.tokens, piece.images)
 
     @property
-    def has_images(self) -> bool:
-        """Whether an observation held one."""
+    def may_be_refused(self) -> bool:
+        """Whether a sampler may refuse what was shown: it alone decodes pictures."""
         return bool(self._images)
 
     def turn_ending(self) -> tuple[int, ...]:

@@ -92,7 +92,8 @@ class Sampler(Protocol):
 class Observation(Protocol):
     """What an environment shows next; `tinsmith.Observation` is one.
 
-    It may have `stop` as well, where the next action ends: strings and token ids.
+    It may have `stop` as well, where the next action ends: strings and token ids. It may have
+    `tokens`, which follow the prompt as they are, in place of messages, images and tools.
     """
 
     @property
@@ -136,7 +137,10 @@ class StepOutcome(Protocol):
 
 
 class EnvironmentInstance(Protocol):
-    """One play of an environment, reset and waiting for its first action."""
+    """One play of an environment, reset and waiting for its first action.
+
+    It may have `action_kinds` as well; without them it steps on text.
+    """
 
     @property
     def observation(self) -> Observation:
@@ -147,8 +151,8 @@ class EnvironmentInstance(Protocol):
         """Apply an action; whatever it raises means that the episode is lost.
 
         Args:
-            action: The text of the turn. Where the environment has tools, or a `parse_action`
-                returns one, an `Action`: text, and the calls of tools.
+            action: The text of the turn. Where the environment has tools, steps on tokens alone,
+                or a `parse_action` returns one, an `Action`.
         """
         ...
 

@@ -19,6 +19,7 @@ from tinsmith.environments.chat_messages import (
     place_images,
     read_chat_message,
     read_chat_tool,
+    read_tokens,
 )
 from tinsmith.images import (
     MAX_IMAGES,
@@ -32,6 +33,7 @@ from tinsmith.rollouts.trajectory import PlacedImage
 from tinsmith.types import ImageChunk
 
 MAX_TOOLS = 128
+_TOKEN_BYTES = 4
 MAX_REWARD = 1e9
 """Largest size of a reward: sums and squares of such ones are still numbers of 32 bits."""
 
@@ -92,7 +94,7 @@ def check_images(images: Sequence[ImageChunk]) -> None:
 
 
 def check_observation(observation: Observation, *, max_bytes: int) -> int:
-    """Refuse an observation that is too large, shows nothing, or holds images that are none.
+    """Refuse an observation that is too large, shows nothing, or holds what is no image or token.
 
     Returns:
         About how many bytes of text it holds.
@@ -100,9 +102,11 @@ def check_observation(observation: Observation, *, max_bytes: int) -> int:
     Raises:
         ObservationError: If it is so.
     """
-    if not observation.messages:
+    tokens = read_tokens(observation)
+    if not (observation.messages or tokens):
         raise ObservationError("the episode goes on, and the environment shows no message")
-    num_text_bytes = num_bytes = _count_bytes(observation.messages, max_bytes)
+    num_text_bytes = _count_bytes(observation.messages, max_bytes)
+    num_bytes = num_text_bytes + _TOKEN_BYTES * len(tokens)
     for image in observation.images:
         if not isinstance(image, ImageChunk) or not isinstance(image.data, bytes):
             raise ObservationError(f"an image is an ImageChunk, got {type(image).__name__}")

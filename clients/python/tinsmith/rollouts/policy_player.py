@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tinsmith.environments.chat_messages import read_stop
+from tinsmith.environments.chat_messages import ObservationError, read_stop, read_tokens
 from tinsmith.games.agent_game import AgentGame
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Conversation
@@ -52,10 +52,13 @@ class PolicyPlayer:
         """Return the text of the policy's next turn.
 
         Raises:
+            ObservationError: If the game shows tokens, or no observation.
             TinsmithError: If the sampler fails.
             ChatTemplateError: If the chat template cannot render the conversation.
         """
         shown = game.observe(agent)
+        if read_tokens(shown):
+            raise ObservationError("a game shows messages, and this one shows tokens")
         piece = (
             self._conversation.add_observation(shown.messages, images=shown.images)
             if self._num_turns

@@ -11,10 +11,17 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from tinsmith.environments.chat_messages import ObservationError, read_stop
+from tinsmith.environments.chat_messages import (
+    ObservationError,
+    check_shown_tokens,
+    read_stop,
+    read_tokens,
+)
+from tinsmith.environments.environment import TEXT_ALONE, TOKENS_ALONE, Action
 from tinsmith.errors import InvalidArgumentError
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.chat import Continuation, Conversation
@@ -23,7 +30,12 @@ from tinsmith.rollouts.errors import (
     InvalidTransitionError,
     SamplerFailedError,
 )
-from tinsmith.rollouts.interfaces import ChatTokenizer, EnvironmentInstance, Sampler
+from tinsmith.rollouts.interfaces import (
+    ChatTokenizer,
+    EnvironmentInstance,
+    Observation,
+    Sampler,
+)
 from tinsmith.rollouts.machine import (
     Cancelled,
     ContextBuilt,
@@ -35,7 +47,13 @@ from tinsmith.rollouts.machine import (
     StepTaken,
     TurnSampled,
 )
-from tinsmith.rollouts.observations import check_observation, check_outcome, read_tools
+from tinsmith.rollouts.observations import (
+    TokenPiece,
+    check_observation,
+    check_outcome,
+    read_tools,
+)
+from tinsmith.rollouts.token_conversation import TokenConversation
 from tinsmith.rollouts.tool_actions import ParseAction, tool_call_parser
 from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.sampling_stops import with_stop
@@ -52,6 +70,18 @@ Answer = TypeVar("Answer")
 CreateInstance = Callable[[], Awaitable[EnvironmentInstance]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A turn of the model, as text without its end and as it was sampled."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+
+
+ReadTurn = Callable[[_Said], str | Action]
+"""Returns the action of a turn; raises `ActionParseError` where it holds none."""
+
+
 class RolloutRunner:
     """Plays episodes with one sampler.
 
@@ -62,8 +92,8 @@ class RolloutRunner:
         params: How tokens are drawn; `max_tokens` is set for each turn, and `seed`, if given, is
             mixed with the episode's and the turn's.
         parse_action: Turns the text of a turn into the action; raises `ActionParseError`. None: the
-            text itself or, where the environment has tools, its calls by the chat template's
-            notation.
+            text itself; where the environment has tools, its calls by the chat template's notation;
+            where it steps on tokens alone, those that were sampled.
         images: How the model turns images into tokens, as `Client.list_models` tells it; None if it
             reads none.
     """
@@ -106,12 +136,6 @@ class RolloutRunner:
             ChatTemplateError: If the chat template cannot render the conversation.
         """
         rollout = Rollout(self._config)
-        conversation = Conversation(
-            self._tokenizer,
-            split_turns=self._config.split_turns,
-            append_only=self._config.append_only,
-            images=self._image_rules,
-        )
         instance: EnvironmentInstance | None = None
         try:
             try:
@@ -119,42 +143,57 @@ class RolloutRunner:
             except Exception as error:
                 rollout.apply(EnvironmentFailed(_describe(error)))
                 return rollout.to_trajectory(key=episode_key)
-            parse = await self._begin(rollout, conversation, instance)
-            text = ""
+            conversation = self._new_conversation(instance.observation)
+            read_turn = await self._begin(rollout, conversation, instance)
+            said = _Said()
             while rollout.state is not RolloutState.TERMINATED:
                 if should_stop():
                     rollout.apply(Cancelled("asked to stop"))
                 elif rollout.state is RolloutState.GENERATING:
-                    text = await self._generate(rollout, conversation, episode_key)
+                    said = await self._generate(rollout, conversation, episode_key)
                 else:
-                    await self._interact(rollout, conversation, instance, parse, text)
+                    await self._interact(rollout, conversation, instance, read_turn, said)
             return rollout.to_trajectory(conversation.messages, key=episode_key)
         finally:
             if instance is not None:
                 await _release(instance)
 
+    def _new_conversation(self, first: Observation) -> _Conversation:
+        if getattr(first, "tokens", ()):
+            return TokenConversation(self._tokenizer)
+        return Conversation(
+            self._tokenizer,
+            split_turns=self._config.split_turns,
+            append_only=self._config.append_only,
+            images=self._image_rules,
+        )
+
     async def _begin(
-        self, rollout: Rollout, conversation: Conversation, instance: EnvironmentInstance
-    ) -> ParseAction:
+        self, rollout: Rollout, conversation: _Conversation, instance: EnvironmentInstance
+    ) -> ReadTurn:
         """Build the first context, and return how the turns of the episode are read."""
         try:
             first = instance.observation
+            kinds = getattr(instance, "action_kinds", TEXT_ALONE)
+            check_shown_tokens(read_tokens(first), kinds)
             num_bytes = check_observation(first, max_bytes=self._config.max_observation_bytes)
             tools, stop = read_tools(first.tools), read_stop(first)
-            context = await _aside(
-                num_bytes, conversation.begin, first.messages, images=first.images, tools=tools
-            )
+            context = await _aside(num_bytes, _begin_with, conversation, first, tools)
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
-            return str
+            return _text_of
         rollout.apply(ContextBuilt(context.tokens, context.images, stop))
         if self._parse_action is not None:
-            return self._parse_action
-        return tool_call_parser(self._tokenizer.tool_template, tools) if tools else str
+            return _parsed_by(self._parse_action)
+        if kinds == TOKENS_ALONE:
+            return _tokens_of
+        if tools:
+            return _parsed_by(tool_call_parser(self._tokenizer.tool_template, tools))
+        return _text_of
 
     async def _generate(
-        self, rollout: Rollout, conversation: Conversation, episode_key: str
-    ) -> str:
+        self, rollout: Rollout, conversation: _Conversation, episode_key: str
+    ) -> _Said:
         params = dataclasses.replace(
             with_stop(self._params, rollout.stop),
             max_tokens=rollout.turn_budget,
@@ -177,28 +216,29 @@ class RolloutRunner:
         except InvalidArgumentError as error:
             # What else is refused is refused of every episode: it is no fault of this one.
             is_prompt = any(each.field.startswith("prompt") for each in error.field_violations)
-            if not (is_prompt and conversation.has_images):
+            if not (is_prompt and conversation.may_be_refused):
                 raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
-            # Only the sampler decodes pictures: a header may stand before anything.
-            problem = f"the sampler refuses a prompt with the environment's pictures: {error}"
+            # Only the sampler decodes pictures, and knows which tokens its model has.
+            problem = f"the sampler refuses a prompt with what the environment showed: {error}"
             rollout.apply(EnvironmentFailed(problem))
-            return ""
+            return _Said()
         except Exception as error:
             raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
-        return conversation.add_turn(
+        text = conversation.add_turn(
             completion.tokens, completion.stop_reason, has_stops=bool(params.stop)
         )
+        return _Said(text, tuple(completion.tokens))
 
     async def _interact(
         self,
         rollout: Rollout,
-        conversation: Conversation,
+        conversation: _Conversation,
         instance: EnvironmentInstance,
-        parse: ParseAction,
-        text: str,
+        read_turn: ReadTurn,
+        said: _Said,
     ) -> None:
         try:
-            action = parse(text)
+            action = read_turn(said)
         except ActionParseError as error:
             rollout.apply(ParseFailed(str(error)))
             return
@@ -215,18 +255,45 @@ class RolloutRunner:
                 shown = outcome.observation
                 num_bytes = check_observation(shown, max_bytes=self._config.max_observation_bytes)
                 stop = read_stop(shown)
-                continuation = await _aside(
-                    num_bytes,
-                    conversation.add_observation,
-                    shown.messages,
-                    images=shown.images,
-                )
+                continuation = await _aside(num_bytes, _go_on_with, conversation, shown)
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
         rollout.apply(
             StepTaken(float(outcome.reward), bool(outcome.done), outcome.info, continuation, stop)
         )
+
+
+_Conversation: TypeAlias = Conversation | TokenConversation
+
+
+def _begin_with(
+    conversation: _Conversation, shown: Observation, tools: Sequence[Mapping[str, Any]]
+) -> TokenPiece:
+    if isinstance(conversation, TokenConversation):
+        return conversation.begin(read_tokens(shown))
+    return conversation.begin(shown.messages, images=shown.images, tools=tools)
+
+
+def _go_on_with(conversation: _Conversation, shown: Observation) -> Continuation:
+    tokens = read_tokens(shown)
+    if isinstance(conversation, TokenConversation):
+        return conversation.add_observation(tokens)
+    if tokens:
+        raise ObservationError("the episode began with messages, and now tokens are shown")
+    return conversation.add_observation(shown.messages, images=shown.images)
+
+
+def _text_of(said: _Said) -> str:
+    return said.text
+
+
+def _tokens_of(said: _Said) -> Action:
+    return Action(tokens=said.tokens)
+
+
+def _parsed_by(parse_action: ParseAction) -> ReadTurn:
+    return lambda said: parse_action(said.text)
 
 
 async def _aside(

@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from tinsmith.v1 import trajectories_pb2 as tinsmith_dot_v1_dot_trajectories__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtinsmith/v1/environment.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1etinsmith/v1/trajectories.proto\"b\n\x17ListEnvironmentsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"c\n\x18ListEnvironmentsResponse\x12.\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.Environment\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\x0b\x45nvironment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12/\n\x0e\x64\x65\x66\x61ult_config\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07\x62uiltin\x18\x04 \x01(\x08\"\xb6\x01\n\x15\x43reateInstanceRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\x04seed\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x01\x12-\n\x06\x63onfig\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\x04\xe2\x41\x01\x01\x12\x17\n\tclient_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\x12\x11\n\x03job\x18\x06 \x01(\tB\x04\xe2\x41\x01\x01\"\xbe\x02\n\x13\x45nvironmentInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.tinsmith.v1.EnvironmentInstance.State\x12-\n\x0bobservation\x18\x03 \x01(\x0b\x32\x18.tinsmith.v1.Observation\x12\x11\n\tnum_steps\x18\x04 \x01(\x05\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fmax_batch_steps\x18\x06 \x01(\x05\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_ACTIVE\x10\x01\x12\x12\n\x0eSTATE_FINISHED\x10\x02\x12\x10\n\x0cSTATE_FAILED\x10\x03\"r\n\x13StepInstanceRequest\x12\x16\n\x08instance\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nstep_index\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x12)\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.ActionB\x04\xe2\x41\x01\x02\"\x8a\x01\n\x14StepInstanceResponse\x12-\n\x0bobservation\x18\x01 \x01(\x0b\x32\x18.tinsmith.v1.Observation\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xcb\x01\n\x14StepInstancesRequest\x12\x16\n\x08instance\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nstep_index\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x12)\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.ActionB\x04\xe2\x41\x01\x02\x12=\n\rfurther_steps\x18\x04 \x03(\x0b\x32 .tinsmith.v1.StepInstanceRequestB\x04\xe2\x41\x01\x01\x12\x17\n\tclient_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\"\xe4\x01\n\x15StepInstancesResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nstep_index\x18\x02 \x01(\x05\x12\x31\n\x04step\x18\x03 \x01(\x0b\x32!.tinsmith.v1.StepInstanceResponseH\x00\x12+\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x18.tinsmith.v1.StepFailureH\x00\x12;\n\x0f\x66urther_results\x18\x05 \x03(\x0b\x32\".tinsmith.v1.StepInstancesResponseB\x08\n\x06result\"<\n\x0bStepFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"(\n\x12GetInstanceRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"+\n\x15\x44\x65leteInstanceRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x18\n\x16\x44\x65leteInstanceResponse\"~\n ListEnvironmentStatisticsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x11\n\x03job\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"t\n!ListEnvironmentStatisticsResponse\x12\x36\n\nstatistics\x18\x01 \x03(\x0b\x32\".tinsmith.v1.EnvironmentStatistics\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x91\x03\n\x15\x45nvironmentStatistics\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x14\n\x0cnum_episodes\x18\x03 \x01(\x03\x12\x14\n\x0cnum_finished\x18\x04 \x01(\x03\x12\x15\n\rnum_abandoned\x18\x05 \x01(\x03\x12I\n\x0cnum_failures\x18\x06 \x03(\x0b\x32\x33.tinsmith.v1.EnvironmentStatistics.NumFailuresEntry\x12\x11\n\tnum_steps\x18\x07 \x01(\x03\x12\x1d\n\x15step_time_p50_seconds\x18\x08 \x01(\x01\x12\x1d\n\x15step_time_p99_seconds\x18\t \x01(\x01\x12\x13\n\x0bmean_reward\x18\n \x01(\x01\x12.\n\nstart_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x32\n\x10NumFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"L\n!ResetEnvironmentStatisticsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\x03job\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\"$\n\"ResetEnvironmentStatisticsResponse2\xa6\x06\n\x12\x45nvironmentService\x12_\n\x10ListEnvironments\x12$.tinsmith.v1.ListEnvironmentsRequest\x1a%.tinsmith.v1.ListEnvironmentsResponse\x12V\n\x0e\x43reateInstance\x12\".tinsmith.v1.CreateInstanceRequest\x1a .tinsmith.v1.EnvironmentInstance\x12S\n\x0cStepInstance\x12 .tinsmith.v1.StepInstanceRequest\x1a!.tinsmith.v1.StepInstanceResponse\x12Z\n\rStepInstances\x12!.tinsmith.v1.StepInstancesRequest\x1a\".tinsmith.v1.StepInstancesResponse(\x01\x30\x01\x12P\n\x0bGetInstance\x12\x1f.tinsmith.v1.GetInstanceRequest\x1a .tinsmith.v1.EnvironmentInstance\x12Y\n\x0e\x44\x65leteInstance\x12\".tinsmith.v1.DeleteInstanceRequest\x1a#.tinsmith.v1.DeleteInstanceResponse\x12z\n\x19ListEnvironmentStatistics\x12-.tinsmith.v1.ListEnvironmentStatisticsRequest\x1a..tinsmith.v1.ListEnvironmentStatisticsResponse\x12}\n\x1aResetEnvironmentStatistics\x12..tinsmith.v1.ResetEnvironmentStatisticsRequest\x1a/.tinsmith.v1.ResetEnvironmentStatisticsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtinsmith/v1/environment.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1etinsmith/v1/trajectories.proto\"b\n\x17ListEnvironmentsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"c\n\x18ListEnvironmentsResponse\x12.\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.Environment\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xa1\x01\n\x0b\x45nvironment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12/\n\x0e\x64\x65\x66\x61ult_config\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07\x62uiltin\x18\x04 \x01(\x08\x12-\n\x0c\x61\x63tion_kinds\x18\x05 \x03(\x0e\x32\x17.tinsmith.v1.ActionKind\"\xb6\x01\n\x15\x43reateInstanceRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\x04seed\x18\x03 \x01(\x04\x42\x04\xe2\x41\x01\x01\x12-\n\x06\x63onfig\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\x04\xe2\x41\x01\x01\x12\x17\n\tclient_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\x12\x11\n\x03job\x18\x06 \x01(\tB\x04\xe2\x41\x01\x01\"\xed\x02\n\x13\x45nvironmentInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.tinsmith.v1.EnvironmentInstance.State\x12-\n\x0bobservation\x18\x03 \x01(\x0b\x32\x18.tinsmith.v1.Observation\x12\x11\n\tnum_steps\x18\x04 \x01(\x05\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fmax_batch_steps\x18\x06 \x01(\x05\x12-\n\x0c\x61\x63tion_kinds\x18\x07 \x03(\x0e\x32\x17.tinsmith.v1.ActionKind\"V\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_ACTIVE\x10\x01\x12\x12\n\x0eSTATE_FINISHED\x10\x02\x12\x10\n\x0cSTATE_FAILED\x10\x03\"r\n\x13StepInstanceRequest\x12\x16\n\x08instance\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nstep_index\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x12)\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.ActionB\x04\xe2\x41\x01\x02\"\x8a\x01\n\x14StepInstanceResponse\x12-\n\x0bobservation\x18\x01 \x01(\x0b\x32\x18.tinsmith.v1.Observation\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xcb\x01\n\x14StepInstancesRequest\x12\x16\n\x08instance\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nstep_index\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x12)\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.ActionB\x04\xe2\x41\x01\x02\x12=\n\rfurther_steps\x18\x04 \x03(\x0b\x32 .tinsmith.v1.StepInstanceRequestB\x04\xe2\x41\x01\x01\x12\x17\n\tclient_id\x18\x05 \x01(\tB\x04\xe2\x41\x01\x01\"\xe4\x01\n\x15StepInstancesResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nstep_index\x18\x02 \x01(\x05\x12\x31\n\x04step\x18\x03 \x01(\x0b\x32!.tinsmith.v1.StepInstanceResponseH\x00\x12+\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x18.tinsmith.v1.StepFailureH\x00\x12;\n\x0f\x66urther_results\x18\x05 \x03(\x0b\x32\".tinsmith.v1.StepInstancesResponseB\x08\n\x06result\"<\n\x0bStepFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"(\n\x12GetInstanceRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"+\n\x15\x44\x65leteInstanceRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x18\n\x16\x44\x65leteInstanceResponse\"~\n ListEnvironmentStatisticsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x11\n\x03job\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"t\n!ListEnvironmentStatisticsResponse\x12\x36\n\nstatistics\x18\x01 \x03(\x0b\x32\".tinsmith.v1.EnvironmentStatistics\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x91\x03\n\x15\x45nvironmentStatistics\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x14\n\x0cnum_episodes\x18\x03 \x01(\x03\x12\x14\n\x0cnum_finished\x18\x04 \x01(\x03\x12\x15\n\rnum_abandoned\x18\x05 \x01(\x03\x12I\n\x0cnum_failures\x18\x06 \x03(\x0b\x32\x33.tinsmith.v1.EnvironmentStatistics.NumFailuresEntry\x12\x11\n\tnum_steps\x18\x07 \x01(\x03\x12\x1d\n\x15step_time_p50_seconds\x18\x08 \x01(\x01\x12\x1d\n\x15step_time_p99_seconds\x18\t \x01(\x01\x12\x13\n\x0bmean_reward\x18\n \x01(\x01\x12.\n\nstart_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x32\n\x10NumFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"L\n!ResetEnvironmentStatisticsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\x03job\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\"$\n\"ResetEnvironmentStatisticsResponse2\xa6\x06\n\x12\x45nvironmentService\x12_\n\x10ListEnvironments\x12$.tinsmith.v1.ListEnvironmentsRequest\x1a%.tinsmith.v1.ListEnvironmentsResponse\x12V\n\x0e\x43reateInstance\x12\".tinsmith.v1.CreateInstanceRequest\x1a .tinsmith.v1.EnvironmentInstance\x12S\n\x0cStepInstance\x12 .tinsmith.v1.StepInstanceRequest\x1a!.tinsmith.v1.StepInstanceResponse\x12Z\n\rStepInstances\x12!.tinsmith.v1.StepInstancesRequest\x1a\".tinsmith.v1.StepInstancesResponse(\x01\x30\x01\x12P\n\x0bGetInstance\x12\x1f.tinsmith.v1.GetInstanceRequest\x1a .tinsmith.v1.EnvironmentInstance\x12Y\n\x0e\x44\x65leteInstance\x12\".tinsmith.v1.DeleteInstanceRequest\x1a#.tinsmith.v1.DeleteInstanceResponse\x12z\n\x19ListEnvironmentStatistics\x12-.tinsmith.v1.ListEnvironmentStatisticsRequest\x1a..tinsmith.v1.ListEnvironmentStatisticsResponse\x12}\n\x1aResetEnvironmentStatistics\x12..tinsmith.v1.ResetEnvironmentStatisticsRequest\x1a/.tinsmith.v1.ResetEnvironmentStatisticsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -91,42 +91,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTENVIRONMENTSREQUEST']._serialized_end=272
   _globals['_LISTENVIRONMENTSRESPONSE']._serialized_start=274
   _globals['_LISTENVIRONMENTSRESPONSE']._serialized_end=373
-  _globals['_ENVIRONMENT']._serialized_start=375
-  _globals['_ENVIRONMENT']._serialized_end=489
-  _globals['_CREATEINSTANCEREQUEST']._serialized_start=492
-  _globals['_CREATEINSTANCEREQUEST']._serialized_end=674
-  _globals['_ENVIRONMENTINSTANCE']._serialized_start=677
-  _globals['_ENVIRONMENTINSTANCE']._serialized_end=995
-  _globals['_ENVIRONMENTINSTANCE_STATE']._serialized_start=909
-  _globals['_ENVIRONMENTINSTANCE_STATE']._serialized_end=995
-  _globals['_STEPINSTANCEREQUEST']._serialized_start=997
-  _globals['_STEPINSTANCEREQUEST']._serialized_end=1111
-  _globals['_STEPINSTANCERESPONSE']._serialized_start=1114
-  _globals['_STEPINSTANCERESPONSE']._serialized_end=1252
-  _globals['_STEPINSTANCESREQUEST']._serialized_start=1255
-  _globals['_STEPINSTANCESREQUEST']._serialized_end=1458
-  _globals['_STEPINSTANCESRESPONSE']._serialized_start=1461
-  _globals['_STEPINSTANCESRESPONSE']._serialized_end=1689
-  _globals['_STEPFAILURE']._serialized_start=1691
-  _globals['_STEPFAILURE']._serialized_end=1751
-  _globals['_GETINSTANCEREQUEST']._serialized_start=1753
-  _globals['_GETINSTANCEREQUEST']._serialized_end=1793
-  _globals['_DELETEINSTANCEREQUEST']._serialized_start=1795
-  _globals['_DELETEINSTANCEREQUEST']._serialized_end=1838
-  _globals['_DELETEINSTANCERESPONSE']._serialized_start=1840
-  _globals['_DELETEINSTANCERESPONSE']._serialized_end=1864
-  _globals['_LISTENVIRONMENTSTATISTICSREQUEST']._serialized_start=1866
-  _globals['_LISTENVIRONMENTSTATISTICSREQUEST']._serialized_end=1992
-  _globals['_LISTENVIRONMENTSTATISTICSRESPONSE']._serialized_start=1994
-  _globals['_LISTENVIRONMENTSTATISTICSRESPONSE']._serialized_end=2110
-  _globals['_ENVIRONMENTSTATISTICS']._serialized_start=2113
-  _globals['_ENVIRONMENTSTATISTICS']._serialized_end=2514
-  _globals['_ENVIRONMENTSTATISTICS_NUMFAILURESENTRY']._serialized_start=2464
-  _globals['_ENVIRONMENTSTATISTICS_NUMFAILURESENTRY']._serialized_end=2514
-  _globals['_RESETENVIRONMENTSTATISTICSREQUEST']._serialized_start=2516
-  _globals['_RESETENVIRONMENTSTATISTICSREQUEST']._serialized_end=2592
-  _globals['_RESETENVIRONMENTSTATISTICSRESPONSE']._serialized_start=2594
-  _globals['_RESETENVIRONMENTSTATISTICSRESPONSE']._serialized_end=2630
-  _globals['_ENVIRONMENTSERVICE']._serialized_start=2633
-  _globals['_ENVIRONMENTSERVICE']._serialized_end=3439
+  _globals['_ENVIRONMENT']._serialized_start=376
+  _globals['_ENVIRONMENT']._serialized_end=537
+  _globals['_CREATEINSTANCEREQUEST']._serialized_start=540
+  _globals['_CREATEINSTANCEREQUEST']._serialized_end=722
+  _globals['_ENVIRONMENTINSTANCE']._serialized_start=725
+  _globals['_ENVIRONMENTINSTANCE']._serialized_end=1090
+  _globals['_ENVIRONMENTINSTANCE_STATE']._serialized_start=1004
+  _globals['_ENVIRONMENTINSTANCE_STATE']._serialized_end=1090
+  _globals['_STEPINSTANCEREQUEST']._serialized_start=1092
+  _globals['_STEPINSTANCEREQUEST']._serialized_end=1206
+  _globals['_STEPINSTANCERESPONSE']._serialized_start=1209
+  _globals['_STEPINSTANCERESPONSE']._serialized_end=1347
+  _globals['_STEPINSTANCESREQUEST']._serialized_start=1350
+  _globals['_STEPINSTANCESREQUEST']._serialized_end=1553
+  _globals['_STEPINSTANCESRESPONSE']._serialized_start=1556
+  _globals['_STEPINSTANCESRESPONSE']._serialized_end=1784
+  _globals['_STEPFAILURE']._serialized_start=1786
+  _globals['_STEPFAILURE']._serialized_end=1846
+  _globals['_GETINSTANCEREQUEST']._serialized_start=1848
+  _globals['_GETINSTANCEREQUEST']._serialized_end=1888
+  _globals['_DELETEINSTANCEREQUEST']._serialized_start=1890
+  _globals['_DELETEINSTANCEREQUEST']._serialized_end=1933
+  _globals['_DELETEINSTANCERESPONSE']._serialized_start=1935
+  _globals['_DELETEINSTANCERESPONSE']._serialized_end=1959
+  _globals['_LISTENVIRONMENTSTATISTICSREQUEST']._serialized_start=1961
+  _globals['_LISTENVIRONMENTSTATISTICSREQUEST']._serialized_end=2087
+  _globals['_LISTENVIRONMENTSTATISTICSRESPONSE']._serialized_start=2089
+  _globals['_LISTENVIRONMENTSTATISTICSRESPONSE']._serialized_end=2205
+  _globals['_ENVIRONMENTSTATISTICS']._serialized_start=2208
+  _globals['_ENVIRONMENTSTATISTICS']._serialized_end=2609
+  _globals['_ENVIRONMENTSTATISTICS_NUMFAILURESENTRY']._serialized_start=2559
+  _globals['_ENVIRONMENTSTATISTICS_NUMFAILURESENTRY']._serialized_end=2609
+  _globals['_RESETENVIRONMENTSTATISTICSREQUEST']._serialized_start=2611
+  _globals['_RESETENVIRONMENTSTATISTICSREQUEST']._serialized_end=2687
+  _globals['_RESETENVIRONMENTSTATISTICSRESPONSE']._serialized_start=2689
+  _globals['_RESETENVIRONMENTSTATISTICSRESPONSE']._serialized_end=2725
+  _globals['_ENVIRONMENTSERVICE']._serialized_start=2728
+  _globals['_ENVIRONMENTSERVICE']._serialized_end=3534
 # @@protoc_insertion_point(module_scope)

@@ -90,6 +90,7 @@ class Environment(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     DEFAULT_CONFIG_FIELD_NUMBER: _builtins.int
     BUILTIN_FIELD_NUMBER: _builtins.int
+    ACTION_KINDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the environment: `projects/{project}/environments/{environment}`."""
     description: _builtins.str
@@ -100,6 +101,10 @@ class Environment(_message.Message):
     def default_config(self) -> _struct_pb2.Struct:
         """Lists the settings of an instance with their defaults."""
 
+    @_builtins.property
+    def action_kinds(self) -> _containers.RepeatedScalarFieldContainer[_trajectories_pb2.ActionKind.ValueType]:
+        """Lists the kinds of actions that it understands; text where none is listed."""
+
     def __init__(
         self,
         *,
@@ -107,10 +112,11 @@ class Environment(_message.Message):
         description: _builtins.str = ...,
         default_config: _struct_pb2.Struct | None = ...,
         builtin: _builtins.bool = ...,
+        action_kinds: _abc.Iterable[_trajectories_pb2.ActionKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_config", b"default_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builtin", b"builtin", "default_config", b"default_config", "description", b"description", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_kinds", b"action_kinds", "builtin", b"builtin", "default_config", b"default_config", "description", b"description", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,6 +208,7 @@ class EnvironmentInstance(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     MAX_BATCH_STEPS_FIELD_NUMBER: _builtins.int
+    ACTION_KINDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the instance: `projects/{project}/environments/{environment}/instances/{instance}`."""
     state: Global___EnvironmentInstance.State.ValueType
@@ -218,6 +225,10 @@ class EnvironmentInstance(_message.Message):
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """Says when the instance is removed unless it is used."""
 
+    @_builtins.property
+    def action_kinds(self) -> _containers.RepeatedScalarFieldContainer[_trajectories_pb2.ActionKind.ValueType]:
+        """Lists the kinds of actions that it understands; text where none is listed."""
+
     def __init__(
         self,
         *,
@@ -227,10 +238,11 @@ class EnvironmentInstance(_message.Message):
         num_steps: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         max_batch_steps: _builtins.int = ...,
+        action_kinds: _abc.Iterable[_trajectories_pb2.ActionKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "observation", b"observation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "max_batch_steps", b"max_batch_steps", "name", b"name", "num_steps", b"num_steps", "observation", b"observation", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_kinds", b"action_kinds", "expire_time", b"expire_time", "max_batch_steps", b"max_batch_steps", "name", b"name", "num_steps", b"num_steps", "observation", b"observation", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ActionKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ActionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ActionKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACTION_KIND_UNSPECIFIED: _ActionKind.ValueType  # 0
+    """Not a kind; never sent."""
+    ACTION_KIND_TEXT: _ActionKind.ValueType  # 1
+    """The text of a turn."""
+    ACTION_KIND_TOKENS: _ActionKind.ValueType  # 2
+    """The exact tokens of a turn."""
+    ACTION_KIND_TOOL_CALLS: _ActionKind.ValueType  # 3
+    """Calls of tools, with or without other text."""
+
+class ActionKind(_ActionKind, metaclass=_ActionKindEnumTypeWrapper):
+    """Names a kind of action."""
+
+ACTION_KIND_UNSPECIFIED: ActionKind.ValueType  # 0
+"""Not a kind; never sent."""
+ACTION_KIND_TEXT: ActionKind.ValueType  # 1
+"""The text of a turn."""
+ACTION_KIND_TOKENS: ActionKind.ValueType  # 2
+"""The exact tokens of a turn."""
+ACTION_KIND_TOOL_CALLS: ActionKind.ValueType  # 3
+"""Calls of tools, with or without other text."""
+Global___ActionKind: _TypeAlias = ActionKind  # noqa: Y015
+
 @_typing.final
 class ImageChunk(_message.Message):
     """Holds an encoded image inside a prompt."""
@@ -663,6 +691,7 @@ class Observation(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Lists the messages to append to the conversation; empty after the last step."""
@@ -687,6 +716,12 @@ class Observation(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ends the next turn after any of these tokens, as the model's end of turn does: at most 64."""
 
+    @_builtins.property
+    def tokens(self) -> _tensors_pb2.Tensor:
+        """Shows these tokens, int32 [T], which follow the prompt so far as they are. In place of messages,
+        images and tools, by an environment that steps on tokens alone.
+        """
+
     def __init__(
         self,
         *,
@@ -695,10 +730,11 @@ class Observation(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _tensors_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

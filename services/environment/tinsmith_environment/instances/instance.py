@@ -8,6 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tinsmith.environments.environment import TEXT_ALONE
 from tinsmith.names import InstanceName
 from tinsmith.tracing import spans
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
@@ -55,6 +56,7 @@ class InstanceView:
     observation: Observation
     num_steps: int
     expire_time: datetime.datetime
+    action_kinds: frozenset[str] = TEXT_ALONE
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class LiveInstance:
     expires_s: float
     statistics: JobStatistics
     client: ClientKey | None = None
+    action_kinds: frozenset[str] = TEXT_ALONE
+    """Kinds of actions that the environment understands."""
     reward: float = 0.0
     """Sum over the steps so far."""
     state: InstanceState = InstanceState.ACTIVE

@@ -49,7 +49,7 @@ from tinsmith_environment.metrics import (
     STEP_SECONDS,
 )
 from tinsmith_environment.registry import EnvironmentRegistry, EnvironmentSpec
-from tinsmith_environment.workers.worker import RAISED, Worker, Workers
+from tinsmith_environment.workers.worker import RAISED, Begun, Worker, Workers
 from tinsmith_runtime.errors import (
     AbortedError,
     EnvironmentFailedError,
@@ -204,7 +204,7 @@ class InstanceRegistry:
             outcome = "error"
             statistics = self.statistics.begin(StatisticsKey(new.project, new.job, spec.name))
             try:
-                worker, observation = await self._start(name, spec, new.seed, config)
+                worker, begun = await self._start(name, spec, new.seed, config)
                 outcome = "ok"
             except EnvironmentFailedError as error:
                 statistics.num_episodes += 1
@@ -216,10 +216,11 @@ class InstanceRegistry:
         instance = LiveInstance(
             name,
             worker,
-            observation,
+            begun.observation,
             self._clock() + self._limits.ttl_s,
             statistics,
             (new.project, new.client_id) if new.client_id else None,
+            action_kinds=begun.action_kinds,
             span=spans.current() if spans.is_on() else None,
         )
         self._instances[name] = instance
@@ -231,17 +232,15 @@ class InstanceRegistry:
 
     async def _start(
         self, name: InstanceName, spec: EnvironmentSpec, seed: int, config: Mapping[str, JsonValue]
-    ) -> tuple[Worker, Observation]:
+    ) -> tuple[Worker, Begun]:
         worker = await self._workers.assign(name.project)
         worker.num_instances += 1
         try:
-            observation = await worker.create(
-                name.instance, spec.class_path, spec.settings, seed, config
-            )
+            begun = await worker.create(name.instance, spec.class_path, spec.settings, seed, config)
         except BaseException:
             worker.num_instances -= 1
             raise
-        return worker, observation
+        return worker, begun
 
     async def _step(self, instance: LiveInstance, index: int, action: Action) -> StepResult:
         environment = instance.name.environment
@@ -365,6 +364,7 @@ class InstanceRegistry:
             observation=instance.observation,
             num_steps=instance.num_steps,
             expire_time=self._now() + left,
+            action_kinds=instance.action_kinds,
         )
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from google.protobuf import struct_pb2, timestamp_pb2
 
 from tinsmith import names
-from tinsmith.environments.observation_codec import encode_observation
+from tinsmith.environments.observation_codec import encode_action_kinds, encode_observation
 from tinsmith.rpc.error_codec import encode_code
 from tinsmith.tensors import TensorFormatError, decode_tensor
 from tinsmith.text.tool_notations import is_function_name
@@ -164,6 +164,7 @@ def encode_environment(project: str, spec: EnvironmentSpec) -> environment_pb2.E
         description=spec.description,
         default_config=encode_struct(spec.default_config),
         builtin=spec.is_builtin,
+        action_kinds=encode_action_kinds(spec.action_kinds),
     )
 
 
@@ -178,6 +179,7 @@ def encode_instance(view: InstanceView) -> environment_pb2.EnvironmentInstance:
         num_steps=view.num_steps,
         expire_time=expire_time,
         max_batch_steps=MAX_BATCH_STEPS,
+        action_kinds=encode_action_kinds(view.action_kinds),
     )
 
 

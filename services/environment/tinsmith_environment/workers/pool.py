@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Sequence
 
-from tinsmith_environment.environment import JsonValue
 from tinsmith_environment.metrics import WORKER_RESTARTS, WORKER_START_SECONDS
 from tinsmith_environment.workers.confinement import ProcessLimits, allow_open_files, guard_pod
 from tinsmith_environment.workers.descendants import (
@@ -24,7 +23,13 @@ from tinsmith_environment.workers.descendants import (
     num_threads_of_system,
 )
 from tinsmith_environment.workers.starters import ProcessSettings, WorkerStarter, worker_starter
-from tinsmith_environment.workers.worker import CRASHED, STOPPED, Worker, WorkerProcess
+from tinsmith_environment.workers.worker import (
+    CRASHED,
+    STOPPED,
+    ClassDescription,
+    Worker,
+    WorkerProcess,
+)
 from tinsmith_runtime.errors import (
     EnvironmentFailedError,
     UnavailableError,
@@ -173,8 +178,8 @@ class WorkerPool:
         worker.project = project
         return worker
 
-    async def describe(self, class_path: str) -> tuple[str, dict[str, JsonValue]]:
-        """Return description and default config of an environment class."""
+    async def describe(self, class_path: str) -> ClassDescription:
+        """Return what a class of environments says of itself."""
         worker = next((worker for worker in self._workers if worker.loss is None), None)
         if worker is None:
             raise UnavailableError("no worker process lives")

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from tinsmith.environments.chat_messages import read_action_kinds
 from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
 from tinsmith_environment.workers import protocol
 from tinsmith_environment.workers.confinement import ProcessLimits, confine
@@ -86,15 +87,18 @@ class WorkerLoop:
             observation = environment.reset(request["seed"], request["config"])
         except InvalidSettingError as error:
             raise _RefusedError(f"config.{error.setting}", error.problem) from error
-        reply = {"observation": protocol.encode_observation(observation)}
+        reply = {
+            "observation": protocol.encode_observation(observation),
+            "action_kinds": sorted(read_action_kinds(environment)),
+        }
         self._instances[request["instance"]] = environment
         return reply
 
     def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
         environment = self._instances[request["instance"]]
         action = protocol.decode_action(request["action"])
-        if action.kind not in environment.action_kinds:
-            kinds = ", ".join(sorted(environment.action_kinds))
+        if action.kind not in (understood := read_action_kinds(environment)):
+            kinds = ", ".join(sorted(understood))
             raise _RefusedError("action", f"must be of the kind {kinds}, got {action.kind}")
         try:
             return {"result": protocol.encode_result(environment.step(action))}
@@ -115,6 +119,7 @@ def _describe_class(environment_class: type[Environment]) -> dict[str, Any]:
     return {
         "description": environment_class.description or summary,
         "default_config": dict(environment_class.default_config),
+        "action_kinds": sorted(read_action_kinds(environment_class)),
     }
 
 

@@ -22,9 +22,11 @@ from tinsmith.environments.chat_messages import (
     from_chat_tool,
     place_images,
     read_stop,
+    read_tokens,
     to_chat_message,
     to_chat_tool,
 )
+from tinsmith.environments.environment import ACTION_KINDS
 from tinsmith.images import ImageError, image_size
 from tinsmith_environment.environment import Action, Image, Observation, StepResult, ToolCall
 from tinsmith_runtime import json_parts
@@ -127,6 +129,7 @@ def encode_observation(observation: object) -> dict[str, Any]:
             "images": [_encode_image(image) for image in observation.images],
             "tools": [to_chat_tool(tool) for tool in observation.tools],
             "stop": read_stop(observation),
+            "tokens": read_tokens(observation),
         }
     except ObservationError as error:
         raise FrameError(str(error)) from error
@@ -139,7 +142,20 @@ def decode_observation(value: Mapping[str, Any]) -> Observation:
         tuple(Image(base64.b64decode(data), kind) for kind, data in value["images"]),
         tuple(from_chat_tool(chat) for chat in value["tools"]),
         tuple(value["stop"]),
+        tuple(value["tokens"]),
     )
+
+
+def decode_action_kinds(value: Mapping[str, Any]) -> frozenset[str]:
+    """Return the kinds of actions that a worker says that an environment understands.
+
+    Raises:
+        FrameError: If it says none.
+    """
+    kinds = value.get("action_kinds")
+    if not isinstance(kinds, list) or not all(kind in ACTION_KINDS for kind in kinds) or not kinds:
+        raise FrameError("action_kinds of a reply are none")
+    return frozenset(kinds)
 
 
 def _encode_image(image: object) -> list[str]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from tinsmith.environments.environment import TEXT_ALONE
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
 from tinsmith_environment.workers import protocol
 from tinsmith_environment.workers.descendants import kill_tree
@@ -52,6 +53,25 @@ class WorkerLoss:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class ClassDescription:
+    """What a class of environments says of itself."""
+
+    description: str
+    default_config: dict[str, JsonValue]
+    action_kinds: frozenset[str]
+    """Kinds of actions that its objects understand, unless they say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An episode that was reset."""
+
+    observation: Observation
+    action_kinds: frozenset[str] = TEXT_ALONE
+    """Kinds of actions that its object understands."""
+
+
 class Worker(Protocol):
     """What the domain needs of a worker."""
 
@@ -70,7 +90,7 @@ class Worker(Protocol):
         settings: Mapping[str, JsonValue],
         seed: int,
         config: Mapping[str, JsonValue],
-    ) -> Observation:
+    ) -> Begun:
         """Build and reset an environment."""
         ...
 
@@ -193,10 +213,12 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    async def describe(self, class_path: str) -> tuple[str, dict[str, JsonValue]]:
-        """Return description and default config of an environment class."""
+    async def describe(self, class_path: str) -> ClassDescription:
+        """Return what a class of environments says of itself."""
         reply = await self._call({"op": "describe", "class_path": class_path}, what=class_path)
-        return reply["description"], reply["default_config"]
+        return ClassDescription(
+            reply["description"], reply["default_config"], protocol.decode_action_kinds(reply)
+        )
 
     async def create(
         self,
@@ -205,7 +227,7 @@ class WorkerProcess:
         settings: Mapping[str, JsonValue],
         seed: int,
         config: Mapping[str, JsonValue],
-    ) -> Observation:
+    ) -> Begun:
         """Build and reset an environment; see `Worker`."""
         request = {
             "op": "create",
@@ -216,7 +238,9 @@ class WorkerProcess:
             "config": config,
         }
         reply = await self._call(request, what="the reset of an instance")
-        return protocol.decode_observation(reply["observation"])
+        return Begun(
+            protocol.decode_observation(reply["observation"]), protocol.decode_action_kinds(reply)
+        )
 
     async def step(self, instance: str, action: Action) -> StepResult:
         """Apply an action; see `Worker`."""
