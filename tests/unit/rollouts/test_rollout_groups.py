@@ -87,6 +87,12 @@ async def test_failed_episodes_are_replaced_and_are_no_zero_reward() -> None:
     assert sorted(group.rewards) == [3.0, 4.0, 5.0]
     assert result.report.num_replaced == 3
     assert result.report.failures == {"environment_failed": 2, "sampler_failed": 1}
+    # What was said until then is kept; of the sampler that failed there is nothing.
+    assert [play.task for play in result.unused] == ["a", "a"]
+    for play in result.unused:
+        assert play.trajectory.reason is TerminationReason.ENVIRONMENT_FAILED
+        assert play.trajectory.samples[0].tokens[-2:].tolist() == [75, 1]
+        assert play.trajectory.failure == "RuntimeError: worker died"
     assert len({id(instance) for instance in create.instances}) == 6
 
 
@@ -114,12 +120,22 @@ async def test_a_small_group_is_dropped_with_its_good_episodes() -> None:
     result = await run_groups(runner, ["a", "b"], create, config)
     assert [group.task for group in result.groups] == ["b"]
     assert result.report.num_dropped_episodes == 1
+    failed, dropped = result.unused
+    assert [failed.trajectory.reason.value, dropped.trajectory.reason.value] == [
+        "environment_failed",
+        "done",
+    ]
+    assert (failed.task, dropped.task) == ("a", "a")
 
 
 async def test_a_batch_without_survivors_is_an_error() -> None:
     runner = RolloutRunner(TOKENIZER, CountingSampler(frozenset(range(100))))
     with pytest.raises(NoRolloutsError, match="sampler gone"):
         await run_groups(runner, ["a"], Factory(), GroupConfig(group_size=2))
+    create, config = Factory(frozenset(range(100))), GroupConfig(group_size=2, max_replacements=1)
+    with pytest.raises(NoRolloutsError, match="worker died") as caught:
+        await run_groups(RolloutRunner(TOKENIZER, CountingSampler()), ["a"], create, config)
+    assert len(caught.value.unused) == 4
 
 
 async def test_a_context_without_room_is_not_played_again() -> None:

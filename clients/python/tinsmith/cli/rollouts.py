@@ -38,6 +38,7 @@ _COLUMNS = {
     "sampled": "SAMPLED",
     "tokens": "TOKENS",
     "ended": "ENDED",
+    "is_used": "USED",
 }
 
 
@@ -59,6 +60,7 @@ class _Row:
     tokens: int
     images: int
     ended: str
+    is_used: bool
 
     @classmethod
     def of(cls, index: int, record: EpisodeRecord) -> _Row:
@@ -79,6 +81,7 @@ class _Row:
             tokens=len(record.tokens),
             images=len(record.images),
             ended=record.reason,
+            is_used=record.is_used,
         )
 
 

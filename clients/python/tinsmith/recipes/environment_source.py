@@ -181,7 +181,6 @@ class EnvironmentSource(SeededSource):
             images=self._images,
         )
         limits = GroupConfig(group_size=group_size, min_group_size=min_group_size)
-        result = asyncio.run(run_groups(runner, seeds, self._create, limits, batch_key=key))
 
         def origin_of(seed: int) -> Origin:
             return self._keeper.origin(
@@ -192,6 +191,8 @@ class EnvironmentSource(SeededSource):
                 environment_seed=seed,
             )
 
+        with self._keeper.keeping_failures(*kept_as, self._tokenizer, origin_of):
+            result = asyncio.run(run_groups(runner, seeds, self._create, limits, batch_key=key))
         self._keeper.keep_result(*kept_as, result, self._tokenizer, origin_of)
         return result
 

@@ -7,13 +7,15 @@ policies, each has files of its own name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tinsmith.recipes.experiment.experiment import ROLLOUTS
-from tinsmith.rollouts import GroupResult, RolloutConfig, Trajectory
+from tinsmith.rollouts import GroupResult, NoRolloutsError, RolloutConfig, Trajectory
+from tinsmith.rollouts.groups import without_groups
 from tinsmith.rollouts.records import (
     EpisodeRecord,
     Origin,
@@ -96,6 +98,17 @@ class RolloutKeeper:
     ) -> None:
         """Write the episodes of groups; see `keep`."""
         self.keep(phase, num_done, record_result(result, decoder, origin_of))
+
+    @contextlib.contextmanager
+    def keeping_failures(
+        self, phase: str, num_done: int, decoder: Decoder, origin_of: OriginOf
+    ) -> Iterator[None]:
+        """Write what was played where not one group survives; see `keep`."""
+        try:
+            yield
+        except NoRolloutsError as error:
+            self.keep(phase, num_done, record_result(without_groups(error), decoder, origin_of))
+            raise
 
     def keep_episodes(
         self,

@@ -95,17 +95,6 @@ class NamedSource(SeededSource):
             environment, settings = plan.validation_environment, plan.validation_settings
         limits = self._config.rollout_config(plan.max_context_tokens)
         params = SamplingParams(temperature=temperature, seed=self._config.seed)
-        result = self._client.environments.play(
-            environment,
-            sampler=self._sampler,
-            seeds=[EnvironmentTask(seed, settings) for seed in seeds],
-            config=limits,
-            params=params,
-            groups=GroupConfig(group_size=group_size, min_group_size=min_group_size),
-            batch_key=key,
-            rollouts=plan.rollouts,
-            step_timeout_s=plan.step_timeout_s,
-        )
 
         def origin_of(task: EnvironmentTask) -> Origin:
             return self._keeper.origin(
@@ -117,6 +106,18 @@ class NamedSource(SeededSource):
                 environment_seed=task.seed,
             )
 
+        with self._keeper.keeping_failures(*kept_as, self._tokenizer, origin_of):
+            result = self._client.environments.play(
+                environment,
+                sampler=self._sampler,
+                seeds=[EnvironmentTask(seed, settings) for seed in seeds],
+                config=limits,
+                params=params,
+                groups=GroupConfig(group_size=group_size, min_group_size=min_group_size),
+                batch_key=key,
+                rollouts=plan.rollouts,
+                step_timeout_s=plan.step_timeout_s,
+            )
         self._keeper.keep_result(*kept_as, result, self._tokenizer, origin_of)
         return result
 

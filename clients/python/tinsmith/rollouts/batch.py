@@ -23,7 +23,7 @@ from tinsmith.rollouts.batch_codec import (
 )
 from tinsmith.rollouts.errors import NoRolloutsError
 from tinsmith.rollouts.group_plan import GroupConfig
-from tinsmith.rollouts.groups import GroupReport, GroupResult
+from tinsmith.rollouts.groups import GroupReport, GroupResult, UnusedPlay, list_dropped
 from tinsmith.rollouts.keeping import KeepResult, keep_nothing
 from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.rpc.core import ClientCore
@@ -162,17 +162,25 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
 
     async def _collect(self) -> GroupResult[EnvironmentTask]:
         finished: dict[tuple[int, int], Trajectory] = {}
+        failed: list[UnusedPlay[EnvironmentTask]] = []
         async for update in self._updates():
             for message in update.episodes:
                 episode = self._decode(message)
                 if episode.trajectory is not None:
                     finished[episode.task_index, episode.member_index] = episode.trajectory
+                elif episode.unfinished is not None:
+                    failed.append(UnusedPlay(episode.task, episode.unfinished))
             operation = update.operation
         if operation.HasField("error"):
-            raise _error_of(operation)
+            failure = _error_of(operation)
+            unused = (*failed, *list_dropped(self._tasks, {}, finished))
+            await self._keep(GroupResult((), GroupReport(), unused))
+            if isinstance(failure, NoRolloutsError):
+                failure.unused = unused
+            raise failure
         response = rollout_pb2.GenerateRolloutsResponse()
         operation.response.Unpack(response)
-        result = decode_groups(response, self._tasks, finished, self._config)
+        result = decode_groups(response, self._tasks, finished, failed, self._config)
         await self._keep(result)
         return result
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinsmith.rollouts.group_plan import GroupConfig, Play
-from tinsmith.rollouts.groups import GroupReport, GroupResult, make_group
+from tinsmith.rollouts.groups import (
+    GroupReport,
+    GroupResult,
+    UnusedPlay,
+    list_dropped,
+    make_group,
+)
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.rollouts.trajectory_codec import decode_trajectory
@@ -54,6 +60,8 @@ class PlayedEpisode:
     failure_reason: str = ""
     """One word; empty unless it failed."""
     failure: str = ""
+    unfinished: Trajectory | None = None
+    """What was played until the play failed; None where nothing is known of it."""
 
 
 def encode_request(
@@ -110,16 +118,18 @@ def decode_episode(
     """
     has_finished = message.state == rollout_pb2.RolloutEpisode.STATE_FINISHED
     play = Play(message.task_index, message.member_index, message.attempt)
+    played = None
+    if message.HasField("trajectory"):
+        played = decode_trajectory(message.trajectory, key=play.key(batch_key))
     return PlayedEpisode(
         task=tasks[message.task_index],
         task_index=message.task_index,
         member_index=message.member_index,
         attempt=message.attempt,
-        trajectory=decode_trajectory(message.trajectory, key=play.key(batch_key))
-        if has_finished
-        else None,
+        trajectory=played if has_finished else None,
         failure_reason=message.failure_reason,
         failure=message.failure,
+        unfinished=None if has_finished else played,
     )
 
 
@@ -127,6 +137,7 @@ def decode_groups(
     response: rollout_pb2.GenerateRolloutsResponse,
     tasks: Sequence[EnvironmentTask],
     finished: Mapping[tuple[int, int], Trajectory],
+    failed: Sequence[UnusedPlay[EnvironmentTask]],
     config: GroupConfig,
 ) -> GroupResult[EnvironmentTask]:
     """Return the groups that `run_groups` would have returned.
@@ -135,6 +146,7 @@ def decode_groups(
         response: Says which episodes were taken.
         tasks: What was played.
         finished: Episodes by task and member.
+        failed: Plays that failed, in the order of their ends.
         config: Sizes and limits.
     """
     report = decode_report(response.report)
@@ -148,7 +160,8 @@ def decode_groups(
     )
     for group in groups:
         report.reasons.update(each.reason.value for each in group.trajectories)
-    return GroupResult(groups, report)
+    taken = {group.task_index: tuple(group.member_indices) for group in response.groups}
+    return GroupResult(groups, report, (*failed, *list_dropped(tasks, taken, finished)))
 
 
 def decode_report(message: rollout_pb2.RolloutReport) -> GroupReport:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tinsmith.errors import TinsmithError
 
 
@@ -45,4 +48,12 @@ class ChatTemplateError(RolloutError):
 
 
 class NoRolloutsError(RolloutError):
-    """Not one group of a batch survived; the message holds the reasons."""
+    """Not one group of a batch survived; the message holds the reasons.
+
+    Args:
+        unused: What was played, as `GroupResult.unused`.
+    """
+
+    def __init__(self, message: str, unused: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.unused = tuple(unused)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -82,11 +82,27 @@ class GroupReport:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UnusedPlay(Generic[TaskT]):
+    """A play that is in no group: one that failed, or a good one whose group was dropped."""
+
+    task: TaskT
+    trajectory: Trajectory
+    """Of one that failed, what was played until then."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupResult(Generic[TaskT]):
     """Groups in the order of their tasks, and the report."""
 
     groups: tuple[RolloutGroup[TaskT], ...]
     report: GroupReport
+    unused: tuple[UnusedPlay[TaskT], ...] = ()
+    """To look at, not to train on; without those whose sampler failed, or that were given up."""
+
+
+def without_groups(error: NoRolloutsError) -> GroupResult[Any]:
+    """Return what was played where not one group survived."""
+    return GroupResult((), GroupReport(), error.unused)
 
 
 async def run_groups(
@@ -116,6 +132,7 @@ async def run_groups(
     plan = GroupPlan(len(tasks), config)
     report = GroupReport(num_requested=plan.num_wanted * config.group_size)
     finished: dict[tuple[int, int], Trajectory] = {}
+    failed: list[UnusedPlay[TaskT]] = []
     running: dict[asyncio.Task[Trajectory | PlayFailure], Play] = {}
 
     async def play_once(play: Play) -> Trajectory | PlayFailure:
@@ -139,6 +156,8 @@ async def run_groups(
                 outcome = ended.result()
                 if isinstance(outcome, PlayFailure):
                     note_failure(report, outcome)
+                    if outcome.trajectory is not None:
+                        failed.append(UnusedPlay(tasks[play.task], outcome.trajectory))
                     plan.fail(play, may_repeat=outcome.may_repeat)
                 else:
                     finished[play.task, play.member] = outcome
@@ -151,7 +170,7 @@ async def run_groups(
         for episode in running:
             episode.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return gather_groups(tasks, plan, finished, config, report)
+    return gather_groups(tasks, plan, finished, failed, config, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +181,23 @@ class PlayFailure:
         reason: One word.
         problem: What failed, as a sentence.
         may_repeat: Whether another play could end otherwise.
+        trajectory: What was played until then; None where nothing is known of it.
     """
 
     reason: str
     problem: str
     may_repeat: bool = True
+    trajectory: Trajectory | None = field(default=None, repr=False)
 
 
 def failure_of(trajectory: Trajectory) -> PlayFailure | None:
     """Return why an episode that ended is not one of its group; None if it is."""
     if trajectory.reason.is_infrastructure:
-        return PlayFailure(trajectory.reason.value, trajectory.failure)
+        return PlayFailure(trajectory.reason.value, trajectory.failure, trajectory=trajectory)
     if not trajectory.num_sampled_tokens:
         # Another play would begin with the same context.
         problem = f"the first context leaves no room ({trajectory.reason.value})"
-        return PlayFailure(NOTHING_SAMPLED, problem, may_repeat=False)
+        return PlayFailure(NOTHING_SAMPLED, problem, may_repeat=False, trajectory=trajectory)
     return None
 
 
@@ -199,6 +220,7 @@ def gather_groups(
     tasks: Sequence[TaskT],
     plan: GroupPlan,
     finished: Mapping[tuple[int, int], Trajectory],
+    failed: Sequence[UnusedPlay[TaskT]],
     config: GroupConfig,
     report: GroupReport,
 ) -> GroupResult[TaskT]:
@@ -208,6 +230,7 @@ def gather_groups(
         tasks: What was played.
         plan: Says which episodes were taken.
         finished: Episodes by task and member.
+        failed: Plays that failed, in the order of their ends.
         config: Sizes and limits.
         report: What became of the episodes; completed here.
 
@@ -221,12 +244,27 @@ def gather_groups(
     for group in groups:
         report.reasons.update(trajectory.reason.value for trajectory in group.trajectories)
     note_plan(report, plan)
+    unused = (*failed, *list_dropped(tasks, plan.taken, finished))
     if tasks and not groups:
         raise NoRolloutsError(
             f"not one group of {report.num_requested} episodes survived; failures: "
-            f"{dict(report.failures)}; the last was: {report.last_failure}"
+            f"{dict(report.failures)}; the last was: {report.last_failure}",
+            unused,
         )
-    return GroupResult(tuple(groups), report)
+    return GroupResult(tuple(groups), report, unused)
+
+
+def list_dropped(
+    tasks: Sequence[TaskT],
+    taken: Mapping[int, Sequence[int]],
+    finished: Mapping[tuple[int, int], Trajectory],
+) -> list[UnusedPlay[TaskT]]:
+    """Return the finished episodes that no group took."""
+    return [
+        UnusedPlay(tasks[task], trajectory)
+        for (task, member), trajectory in sorted(finished.items(), key=lambda each: each[0])
+        if member not in taken.get(task, ())
+    ]
 
 
 def make_group(

@@ -18,9 +18,9 @@ from tinsmith.rollouts.adapters import (
 )
 from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.client import RolloutClient
-from tinsmith.rollouts.errors import RolloutError
+from tinsmith.rollouts.errors import NoRolloutsError, RolloutError
 from tinsmith.rollouts.group_plan import GroupConfig
-from tinsmith.rollouts.groups import GroupResult, run_groups
+from tinsmith.rollouts.groups import GroupResult, run_groups, without_groups
 from tinsmith.rollouts.interfaces import EnvironmentInstance
 from tinsmith.rollouts.keeping import KeepResult, keep_in_file, keep_nothing, kind_of, seeded
 from tinsmith.rollouts.machine import RolloutConfig
@@ -166,7 +166,11 @@ class PlayCalls(EnvironmentClient):
             )
         runner = await self._runner(sampler, ServiceSampler(sampler), config, params)
         create = partial(self._instance, named, step_timeout_s)
-        result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
+        try:
+            result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
+        except NoRolloutsError as error:
+            await keep(without_groups(error))
+            raise
         await keep(result)
         return result
 

@@ -20,13 +20,16 @@ from tinsmith.rpc.input_codec import decode_image, encode_image
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import rollout_pb2, trajectories_pb2
 
-# Failures for infrastructure leave no trajectory behind, and have no number.
+# An episode that was cancelled leaves no trajectory behind, and has no number.
 _REASONS = {
     TerminationReason.DONE: rollout_pb2.Trajectory.TERMINATION_REASON_DONE,
     TerminationReason.MAX_TURNS: rollout_pb2.Trajectory.TERMINATION_REASON_MAX_TURNS,
     TerminationReason.MAX_TOKENS: rollout_pb2.Trajectory.TERMINATION_REASON_MAX_TOKENS,
     TerminationReason.CONTEXT_FULL: rollout_pb2.Trajectory.TERMINATION_REASON_CONTEXT_FULL,
     TerminationReason.PARSE_ERROR: rollout_pb2.Trajectory.TERMINATION_REASON_PARSE_ERROR,
+    TerminationReason.ENVIRONMENT_FAILED: (
+        rollout_pb2.Trajectory.TERMINATION_REASON_ENVIRONMENT_FAILED
+    ),
 }
 _DECODED_REASONS: dict[Any, TerminationReason] = {
     number: reason for reason, number in _REASONS.items()
@@ -39,10 +42,10 @@ _DECODED_STOPS: dict[Any, str] = {number: word for word, number in _STOPS.items(
 
 
 def encode_trajectory(trajectory: Trajectory) -> rollout_pb2.Trajectory:
-    """Return the message of an episode that was played to its end.
+    """Return the message of an episode.
 
     Raises:
-        ValueError: If it failed for infrastructure.
+        ValueError: If it was cancelled.
     """
     if trajectory.reason not in _REASONS:
         raise ValueError(f"an episode that ended as {trajectory.reason.value} has no message")

@@ -493,7 +493,9 @@ class RolloutEpisode(_message.Message):
     """Orders the ends of the episodes of a batch."""
     @_builtins.property
     def trajectory(self) -> Global___Trajectory:
-        """Holds what was played; set if it is finished."""
+        """Holds what was played. Of one that failed, what was played until then: unset where nothing is
+        known of it, as when its sampler failed, or where it is long.
+        """
 
     def __init__(
         self,
@@ -539,6 +541,8 @@ class Trajectory(_message.Message):
         """The context is full."""
         TERMINATION_REASON_PARSE_ERROR: Trajectory._TerminationReason.ValueType  # 5
         """A turn holds no action."""
+        TERMINATION_REASON_ENVIRONMENT_FAILED: Trajectory._TerminationReason.ValueType  # 6
+        """The environment failed; only of a play that counts for nothing."""
 
     class TerminationReason(_TerminationReason, metaclass=_TerminationReasonEnumTypeWrapper):
         """Says why an episode ended."""
@@ -555,6 +559,8 @@ class Trajectory(_message.Message):
     """The context is full."""
     TERMINATION_REASON_PARSE_ERROR: Trajectory.TerminationReason.ValueType  # 5
     """A turn holds no action."""
+    TERMINATION_REASON_ENVIRONMENT_FAILED: Trajectory.TerminationReason.ValueType  # 6
+    """The environment failed; only of a play that counts for nothing."""
 
     SAMPLES_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int

@@ -12,6 +12,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
 _TOO_LARGE = "trajectory_too_large"
+MAX_FAILED_TRAJECTORY_BYTES = 1 << 18
+"""What is kept of a play that failed, to look at; a longer one is not."""
 
 Running = dict[asyncio.Task[Played], Play]
 
@@ -209,6 +212,9 @@ class RolloutDriver:
             await self._require_good(batch.key_id)
             with metrics.PLAYING_EPISODES.track_inprogress(), spans.block("play episode"):
                 played = await player.play(play)
+        if played.failure is not None:
+            is_kept = len(played.content) <= MAX_FAILED_TRAJECTORY_BYTES
+            return played if is_kept else replace(played, content=b"")
         if len(played.content) <= self._max_trajectory_bytes:
             return played
         problem = (
@@ -231,6 +237,7 @@ class RolloutDriver:
             play=play,
             reason=failure.reason,
             problem=failure.problem,
+            content=played.content,
             may_repeat=failure.may_repeat,
         )
 

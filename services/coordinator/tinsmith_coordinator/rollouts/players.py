@@ -14,7 +14,7 @@ class Played:
     """How a play ended.
 
     Attributes:
-        content: The trajectory as the codec wrote it; empty if it failed.
+        content: The trajectory as the codec wrote it; empty where nothing is known of it.
         num_tokens: Sampled tokens.
     """
 

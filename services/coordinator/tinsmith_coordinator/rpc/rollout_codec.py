@@ -202,9 +202,9 @@ def encode_ended(ended: EndedPlay) -> rollout_pb2.RolloutEpisode:
         state=rollout_pb2.RolloutEpisode.STATE_FINISHED,
         revision=ended.revision,
     )
-    if ended.has_finished:
+    if ended.content:
         message.trajectory.ParseFromString(ended.content)
-    else:
+    if not ended.has_finished:
         message.state = rollout_pb2.RolloutEpisode.STATE_FAILED
         message.failure_reason = ended.reason
         message.failure = ended.problem

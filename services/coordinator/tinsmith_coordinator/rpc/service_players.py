@@ -259,7 +259,5 @@ class ServicePlayer:
                 raise cause from error
             return Played(failure=PlayFailure(SAMPLER_FAILED, str(error)))
         failure = failure_of(trajectory)
-        if failure is not None:
-            return Played(failure=failure, num_tokens=trajectory.num_sampled_tokens)
         content = encode_trajectory(trajectory).SerializeToString(deterministic=True)
-        return Played(content, trajectory.num_sampled_tokens)
+        return Played(content, trajectory.num_sampled_tokens, failure)

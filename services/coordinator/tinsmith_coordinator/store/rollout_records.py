@@ -85,7 +85,7 @@ class EndedPlay:
 
     Attributes:
         reason: Why it failed, in one word; empty if it finished.
-        content: The trajectory as the codec wrote it; empty if it failed.
+        content: The trajectory as the codec wrote it; of one that failed it may be empty.
         revision: Orders the ends within a batch.
     """
 

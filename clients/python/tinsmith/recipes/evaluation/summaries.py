@@ -158,6 +158,8 @@ class RememberingKeeper(RolloutKeeper):
         """Note the records, and write them if that is asked for."""
         noted = list(records)
         for record in noted:
+            if not record.is_used:
+                continue
             self._records.setdefault(task_of(record), []).append(record)
         super().keep(phase, num_done, noted)
 

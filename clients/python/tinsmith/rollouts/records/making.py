@@ -73,6 +73,7 @@ def make_record(
     *,
     advantage: float | Sequence[float] | None,
     decoder: Decoder,
+    is_used: bool = True,
 ) -> EpisodeRecord:
     """Return the record of an episode.
 
@@ -81,6 +82,7 @@ def make_record(
         origin: How it was played.
         advantage: Of the whole episode, or of each turn; None if none was computed.
         decoder: Says what each token is as text.
+        is_used: Whether it is in a group.
     """
     samples = trajectory.samples
     starts = [0, *itertools.accumulate(len(sample.tokens) for sample in samples)][:-1]
@@ -91,6 +93,7 @@ def make_record(
         origin=origin,
         reason=trajectory.reason.value,
         failure=trajectory.failure,
+        is_used=is_used,
         turns=tuple(
             RecordedTurn(
                 num_tokens=turn.num_tokens,
@@ -124,7 +127,7 @@ def record_result(
     decoder: Decoder,
     origin_of: Callable[[Any], Origin],
 ) -> Iterator[EpisodeRecord]:
-    """Yield the records of all episodes of groups, group by group.
+    """Yield the records of all episodes of groups, group by group, and then of the plays in none.
 
     Args:
         result: The groups.
@@ -135,6 +138,14 @@ def record_result(
         origin = origin_of(group.task)
         for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True):
             yield make_record(trajectory, origin, advantage=advantage, decoder=decoder)
+    for play in result.unused:
+        yield make_record(
+            play.trajectory,
+            origin_of(play.task),
+            advantage=None,
+            decoder=decoder,
+            is_used=False,
+        )
 
 
 def shortest(value: float) -> float:

@@ -48,6 +48,7 @@ _TEXTS = (
     "reason",
     "failure",
 )
+_BOOLS = ("is_used",)
 _JSON = ("environment_config", "sampling", "limits", "turns", "images", "messages")
 
 
@@ -73,6 +74,7 @@ def write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     schema = arrow.schema(
         [(name, arrow.type_for_alias(kind)) for name, kind in _NUMBERS.items()]
         + [(name, arrow.string()) for name in (*_TEXTS, *_JSON)]
+        + [(name, arrow.bool_()) for name in _BOOLS]
         + [(name, arrow.list_(arrow.type_for_alias(kind))) for name, kind in _LISTS.items()]
     )
     num_rows = 0

@@ -95,6 +95,8 @@ class EpisodeRecord:
     reason: str
     """Why it ended; see `TerminationReason`."""
     failure: str = ""
+    is_used: bool = True
+    """Whether it counts; not so for one that failed, or that no group took."""
     turns: tuple[RecordedTurn, ...] = ()
     advantage: float | None = None
     """Of the whole episode; None if none was computed, or turns have their own."""
@@ -140,6 +142,7 @@ class EpisodeRecord:
             "advantage": self.advantage,
             "reason": self.reason,
             "failure": self.failure,
+            "is_used": self.is_used,
             "rewards": self.rewards,
             "turns": [asdict(turn) for turn in self.turns],
             "sample_starts": list(self.sample_starts),
@@ -173,6 +176,8 @@ class EpisodeRecord:
             origin=origin,
             reason=values["reason"],
             failure=values["failure"],
+            # Records of an earlier release are of groups alone.
+            is_used=_read({"is_used": True, **row}, "is_used", _BOOL),
             turns=turns,
             advantage=values["advantage"],
             sample_starts=tuple(values["sample_starts"]),
@@ -217,6 +222,7 @@ def _is_object(value: object) -> bool:
 
 _REASONS = tuple(reason.value for reason in TerminationReason)
 _TEXT: _Check = (_is_text, "a text")
+_BOOL: _Check = (lambda value: isinstance(value, bool), "true or false")
 _WHOLE: _Check = (_is_int, "a whole number")
 _WHOLES: _Check = (_all(_is_int), "a list of whole numbers")
 _OBJECT: _Check = (_is_object, "an object")
