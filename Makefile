@@ -10,7 +10,7 @@ TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
 # Tests of the gate wait for a third of their time, for answers and deadlines: three for two cores.
 GATE_WORKERS ?= $(if $(filter logical,$(TEST_WORKERS)),$(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))),$(TEST_WORKERS))
-JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py samples.py)
+JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py job_kills.py samples.py)
 TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
 # Where mypy keeps what it knows; /dev/null checks everything anew.
@@ -39,7 +39,7 @@ SOURCES := clients services tests bench helm docs
 IMAGES ?= scheduler trainer sampler environment coordinator gateway controller driver
 # Extras and modules of images that are not called after their pod.
 IMAGE_ARGS_scheduler := EXTRA=scheduler,cluster
-IMAGE_ARGS_driver := EXTRA= MODULE=tinsmith.driver.main
+IMAGE_ARGS_driver := EXTRA=data MODULE=tinsmith.driver.main
 # cpu or cuda: `make images IMAGES=sampler` then makes sampler-vllm.
 VLLM ?=
 vllm-of = $(if $(and $(VLLM),$(filter sampler,$(1))),$(2))

@@ -23,7 +23,7 @@ from tests.e2e.training import (
     process_nodes,
     training_deployment,
 )
-from tests.fakes.hub import HubMirror, running_hub
+from tests.fakes.hub import HubMirror, running_hub, write_dataset
 from tests.fakes.s3_server import CREDENTIALS
 from tests.support.scenario_samples import SAMPLES, STEPS, shortened
 from tinsmith.names import shorten
@@ -35,6 +35,7 @@ _SCRIPT = Path(__file__).parents[2] / "k8s" / "samples" / "script-in-a-config-ma
 _POOLED = "pooled"
 _OWN_BUCKET = "own-bucket"
 _HUB_MODEL = "org/tiny"
+_HUB_DATA = "org/sums"
 _DRIVER: Json = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
 _PROCESSOR: Json = {"gpus": 0, "resources": TINY}
 _SMALL_RL: Json = {
@@ -80,7 +81,8 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         training_deployment(cluster, namespace, folder) as deployment,
     ):
         models = build_tiny_model(folder / MODEL)
-        with running_hub({_HUB_MODEL: models}) as hub:
+        sums = {_HUB_DATA: write_dataset(folder / "sums")}
+        with running_hub({_HUB_MODEL: models}, sums) as hub:
             _provide_data(cluster, namespace)
             deployment.store.create_bucket(_OWN_BUCKET)
             own = storage.open(deployment.store.uri(_OWN_BUCKET), environment=CREDENTIALS)
@@ -156,6 +158,12 @@ def _jobs(deployment: TrainingDeployment, hub: HubMirror) -> dict[str, Json]:
             parameters={**_SMALL_RL, "loss": "ppo"},
             data={"pvc": "datasets/problems.jsonl"},
         ),
+        "hub-data": _job(
+            "rl",
+            parameters=_SMALL_RL,
+            data={"name": f"hf://{_HUB_DATA}:main?question=problem"},
+            roles={"driver": {**_DRIVER, "template": mirrored}},
+        ),
         "self-play": _job(
             "self_play",
             parameters={
@@ -213,7 +221,7 @@ def _own_store(deployment: TrainingDeployment) -> Json:
     return {"uri": uri, "secretRef": {"name": "own-bucket"}}
 
 
-@pytest.mark.parametrize("job", ["grpo", "ppo", "self-play", "environment", "episodes"])
+@pytest.mark.parametrize("job", ["grpo", "ppo", "hub-data", "self-play", "environment", "episodes"])
 def test_a_method_that_samples_trains_to_its_end(started: Started, job: str) -> None:
     status = started.status(job)
 

@@ -51,6 +51,7 @@ class TrainingDeployment:
         address: Of the gateway.
         api_key: Of the project of the namespace.
         store: Where checkpoints go.
+        controller: May be killed and started again; None where it is a pod.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class TrainingDeployment:
         address: str,
         api_key: str,
         store: S3Server,
+        controller: PodProcess | None = None,
     ) -> None:
         self.jobs = jobs
         self.store = store
+        self.controller = controller
         self.address = address
         self.api_key = api_key
 
@@ -218,6 +221,7 @@ def training_deployment(
             address=gateway_address,
             api_key=str(key),
             store=store,
+            controller=controller,
         )
 
 

@@ -13,6 +13,7 @@ from tinsmith.driver.agents import agent_key_variable, read_agents
 from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
+from tinsmith.recipes.tasks.hub_data import HUB, parse_address
 from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
 from tinsmith_jobs.spec_reader import SpecError
@@ -126,11 +127,26 @@ def _check_data(job: JobSpec) -> None:
             continue
         if data in BUILT_IN_DATA[method] or Path(data).is_absolute():
             continue
-        what = f"comes with no {method} and is no file of the driver's pod"
-        if data.startswith("hf://"):
-            what = "the driver of a job in a cluster does not load"
+        if data.startswith(HUB):
+            _check_address(setting, data, field)
+            continue
         raise SpecError(
-            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef, spec.data.pvc or "
-            f"s3://bucket/path as spec.data.name, or one of {', '.join(BUILT_IN_DATA[method])}",
+            f"{setting} is {data!r}, which comes with no {method} and is no file of the driver's "
+            "pod; give spec.data.configMapRef, spec.data.pvc, s3://bucket/path or hf://OWNER/NAME "
+            f"as spec.data.name, or one of {', '.join(BUILT_IN_DATA[method])}",
+            field,
+        )
+
+
+def _check_address(setting: str, data: str, field: str) -> None:
+    """Refuse an address that names no data set of the hub, or a folder that the pod lacks."""
+    try:
+        address = parse_address(data)
+    except ConfigurationError as error:
+        raise SpecError(f"{setting} is refused: {error.message}; {error.remedy}", field) from error
+    if address.is_folder and not Path(address.name).is_absolute():
+        raise SpecError(
+            f"{setting} is {data!r}, and the driver's pod has no such folder; give "
+            "hf://OWNER/NAME, or the absolute path of a folder on a volume",
             field,
         )

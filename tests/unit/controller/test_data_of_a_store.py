@@ -57,6 +57,32 @@ def test_an_init_container_fetches_it_with_the_keys_of_the_job(tmp_path: Path) -
     assert '"data": "/job-data/train.jsonl"' in method["value"]
 
 
+@pytest.mark.parametrize(
+    ("data", "has_token"),
+    [("hf://org/sums?revision=1a2b", True), ("pig_latin", False)],
+)
+def test_a_driver_that_reads_the_hub_has_the_key_of_the_model(
+    tmp_path: Path, data: str, has_token: bool
+) -> None:
+    world, process = deployment(tmp_path)
+    named = "model: {name: m, source: 'hf://org/m', hubTokenSecretRef: {name: hub}}"
+    mirror = "{name: HF_ENDPOINT, value: 'https://mirror'}"
+    spec = (
+        f"data: {{name: '{data}'}}\n{named}\nroles: {{driver: {{template: {{env: [{mirror}]}}}}}}"
+    )
+    world.create("trainingjobs", NAMESPACE, manifest(spec))
+
+    process.settle()
+
+    pod = world.get("pods", NAMESPACE, "a-driver-0-e1")["spec"]
+    assert "initContainers" not in pod
+    [driver] = pod["containers"]
+    env = {entry["name"]: entry for entry in driver["env"]}
+    assert env["HF_ENDPOINT"]["value"] == "https://mirror"
+    assert ("HF_TOKEN" in env) == has_token
+    assert f'"data": "{data}"' in env["TINSMITH_JOB_METHOD"]["value"]
+
+
 def test_the_secret_of_the_deployment_never_fetches_it() -> None:
     job = decode_job("a", manifest(SPEC)["spec"])
 

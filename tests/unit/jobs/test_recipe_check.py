@@ -54,7 +54,7 @@ def test_any_value_of_any_setting_is_taken_or_refused(kind: str) -> None:
     assert not [refusal for refusal in refusals if "\n" in str(refusal)]
 
 
-@pytest.mark.parametrize("data", ["pig_latin", "train.jsonl", "hf://openai/gsm8k", "nim.py:Nim"])
+@pytest.mark.parametrize("data", ["pig_latin", "train.jsonl", "nim.py:Nim"])
 def test_data_that_no_pod_of_the_driver_has_is_refused_before_gpus_are_held(data: str) -> None:
     known = "or one of arithmetic, small_sums, geometry"
     with pytest.raises(SpecError, match=rf"parameters\.data is '{data}'.*{known}"):
@@ -68,7 +68,28 @@ def test_data_that_no_pod_of_the_driver_has_is_refused_before_gpus_are_held(data
     check_recipe(dataclasses.replace(named, roles=(own,)))
 
 
-@pytest.mark.parametrize("data", ["geometry", "/job-data/train.jsonl"])
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ("hf://", "names no data set"),
+        ("hf://a/b?part=x", "'part' is no key of an address"),
+        ("hf://a/b?split=", "split has no value"),
+        ("hf:///data/a?revision=main", "a folder has no revisions"),
+        ("hf://./math", "the driver's pod has no such folder"),
+    ],
+)
+def test_an_address_of_the_hub_is_read_before_gpus_are_held(data: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        check_recipe(job_of("rl", data=data))
+    with pytest.raises(SpecError, match=problem) as caught:
+        check_recipe(dataclasses.replace(job_of("rl"), data=Data(name=data)))
+    assert caught.value.field == "spec.data.name"
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["geometry", "/job-data/train.jsonl", "hf://openai/gsm8k:main?split=train", "hf:///data/gsm8k"],
+)
 def test_data_that_a_pod_may_have_is_passed_on(data: str) -> None:
     check_recipe(job_of("rl", data=data))
 

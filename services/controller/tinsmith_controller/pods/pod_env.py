@@ -152,6 +152,8 @@ def _client_env(
     if role.kind == DRIVER:
         method = describe_method(spec, model=owner.model_name, data=data_path(spec.data))
         env.append(_value("TINSMITH_JOB_METHOD", method))
+        if spec.model is not None and _reads_hub(spec):
+            env += _token_env(spec.model)
         env += [
             _secret(agent_key_variable(agent.name), secret, key_entry(agent.name))
             for agent in spec.agents
@@ -181,9 +183,19 @@ def store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
 
 def _hub_env(model: Model) -> list[dict[str, Any]]:
     env = [_value("HF_HOME", CACHE)] if model.source.startswith("hf://") else []
-    if model.hub_token_secret:
-        env.append(_secret("HF_TOKEN", model.hub_token_secret, "token"))
-    return env
+    return env + _token_env(model)
+
+
+def _token_env(model: Model) -> list[dict[str, Any]]:
+    if not model.hub_token_secret:
+        return []
+    return [_secret("HF_TOKEN", model.hub_token_secret, "token")]
+
+
+def _reads_hub(spec: JobSpec) -> bool:
+    """Whether the driver of a job loads a data set of the hub."""
+    data = spec.data.name or spec.parameters.get("data")
+    return isinstance(data, str) and data.startswith("hf://")
 
 
 def _value(name: str, value: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tinsmith.errors import ConfigurationError
+from tinsmith.errors import ConfigurationError, UnavailableError
 
 HUB = "hf://"
 COLUMNS = (
@@ -37,6 +37,10 @@ HELD_OUT_PARTS = ("validation", "test")
 """Parts that are held out, unless an address names another; the first that is there."""
 
 _TRAIN = "train"
+_UNASKED = "LocalEntryNotFoundError"
+"""What the client of the hub raises where it got no answer, and has no copy."""
+_TOO_MANY, _SERVER_ERRORS = 429, 500
+"""Statuses of HTTP behind which the same request may succeed."""
 _ALL = "all"
 """All parts, as `datasets` calls them."""
 _KEYS = ("split", "validation", "revision")
@@ -119,6 +123,7 @@ def load_hub(data: str) -> Rows:
     Raises:
         ConfigurationError: If the address is wrong, or the data set cannot be loaded or lacks
             what the address names.
+        UnavailableError: If the hub cannot be reached, or does not answer as it should.
     """
     address = parse_address(data)
     if address.is_folder and not Path(address.name).is_dir():
@@ -174,10 +179,36 @@ def _load(data: str, address: HubAddress) -> Any:
         )
     except Exception as error:
         # The library raises whatever its transports raise.
+        problem = f"{data} cannot be loaded: {type(error).__name__}: {error}"
+        if _may_pass(error):
+            raise UnavailableError(
+                problem, remedy="check the network, or give a folder of JSONL files"
+            ) from error
         raise ConfigurationError(
-            f"{data} cannot be loaded: {type(error).__name__}: {error}",
-            remedy="check the address and the network, or give a folder of JSONL files",
+            problem, remedy="check the address, or give a folder of JSONL files"
         ) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the hub was away, rather than that it has no such data set.
+
+    The library hides why: behind a hub that does not answer it looks for a copy, and says that
+    there is none.
+    """
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        link = link.__cause__ or link.__context__
+    return any(map(_was_away, seen))
+
+
+def _was_away(error: BaseException) -> bool:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return bool(status >= _SERVER_ERRORS or status == _TOO_MANY)
+    is_unasked = type(error).__name__ == _UNASKED
+    return is_unasked or isinstance(error, ConnectionError | TimeoutError)
 
 
 def _stretches(data: str, split: str, lengths: Mapping[str, int]) -> list[_Stretch]:
