@@ -229,13 +229,16 @@ class Jobs:
         """Return once a job reported a step.
 
         Raises:
-            TimeoutError: If it does not come to that.
+            TimeoutError: If it does not come to that; with the last status.
         """
-        self._cluster.wait_for(
-            lambda: self.status(name).get("progress", {}).get("step", 0) >= step,
-            f"step {step} of {name}",
-            timeout_s=timeout_s,
-        )
+        try:
+            self._cluster.wait_for(
+                lambda: self.status(name).get("progress", {}).get("step", 0) >= step,
+                f"step {step} of {name}",
+                timeout_s=timeout_s,
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {self.status(name)}") from None
 
 
 def gang(num_pods: int, gpus: int, **further: Any) -> Json:

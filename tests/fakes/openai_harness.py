@@ -27,6 +27,10 @@ TIMEOUT_S = 60.0
 ResultT = TypeVar("ResultT")
 
 
+PLAIN_MODEL = "plain"
+"""A base model whose chat template knows no tools."""
+
+
 class OpenAiRig:
     """Scheduler, trainer and sampler with the real engine; a scripted sampler; a gateway.
 

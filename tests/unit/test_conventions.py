@@ -25,7 +25,7 @@ PRIVATE = {
     "tests/contract/coordinator/test_episodes.py": 2,
     "tests/contract/coordinator/test_episodes_sdk.py": 2,
     "tests/contract/gateway/test_gateway_front.py": 1,
-    "tests/contract/gateway/test_openai_calls.py": 2,
+    "tests/contract/gateway/openai/test_openai_calls.py": 2,
     "tests/contract/sampler/test_sampler_in_flight.py": 3,
     "tests/contract/sampler/test_sampler_streaming.py": 3,
     "tests/contract/gateway/test_tinker_wire.py": 6,

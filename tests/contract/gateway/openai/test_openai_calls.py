@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -44,24 +43,6 @@ TOOLS: Any = [
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
-        yield rig
-
-
-@pytest.fixture(autouse=True)
-def _forget(rig: OpenAiRig) -> None:
-    rig.sampler.reset()
-    rig.coordinator.lease_s = 60.0
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
 
 
 # Tools.

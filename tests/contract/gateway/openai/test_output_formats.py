@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -37,18 +35,6 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "metal", "schema": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
-        yield rig
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client().with_options(timeout=300) as client:
-        yield client
 
 
 def chat(client: openai.OpenAI, **options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,7 @@ from tests.fakes.scripted_sampler import MAX_CONTEXT, SCRIPTED_MODEL
 
 from tinsmith_gateway.openai.unused_fields import HARMLESS_FIELDS, NEUTRAL_VALUES
 
-REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
-        yield rig
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
+REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,23 +9,6 @@ import openai
 import pytest
 from tests.fakes.openai_harness import BASE_MODEL, MESSAGES, OpenAiRig, scripted
 from tests.fakes.scripted_sampler import SCRIPTED_MODEL
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai-ends"), tiny_model) as rig:
-        yield rig
-
-
-@pytest.fixture(autouse=True)
-def _forget(rig: OpenAiRig) -> None:
-    rig.sampler.reset()
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
 
 
 def draw(client: openai.OpenAI, **extra: Any) -> Any:

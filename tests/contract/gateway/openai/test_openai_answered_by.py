@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.fakes.openai_harness import OpenAiRig
 
 BASE_MODEL = "tiny"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[openai.OpenAI]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig, rig.client() as client:
-        yield client
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +40,6 @@ from tinsmith_runtime.errors import (
     SamplingSessionNotFoundError,
     WorkerUnavailableError,
 )
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
-    with OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model) as rig:
-        yield rig
-
-
-@pytest.fixture(autouse=True)
-def _forget(rig: OpenAiRig) -> None:
-    rig.sampler.reset()
-    rig.coordinator.lease_s = 60.0
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

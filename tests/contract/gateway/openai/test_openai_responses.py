@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -15,7 +14,6 @@ from tests.fakes.openai_harness import OpenAiRig
 from tests.fakes.scripted_sampler import SCRIPTED_MODEL
 
 from tinsmith.tensors import decode_tensor
-from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 from tinsmith_runtime.errors import FailedPreconditionError
 
 TINY_MODEL = "tiny"
@@ -53,25 +51,6 @@ class Addition(pydantic.BaseModel):
 
     a: int
     b: int
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiRig]:
-    config = TinyModelConfig(max_position_embeddings=4096, num_layers=1, hidden_size=64)
-    model = build_tiny_model(tmp_path_factory.mktemp("responses-model"), config)
-    with OpenAiRig(tmp_path_factory.mktemp("openai-responses"), model) as rig:
-        yield rig
-
-
-@pytest.fixture(autouse=True)
-def _forget(rig: OpenAiRig) -> None:
-    rig.sampler.reset()
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
 
 
 def prompt_of(rig: OpenAiRig) -> str:

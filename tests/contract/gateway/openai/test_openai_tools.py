@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from tests.fakes.openai_harness import BASE_MODEL, OpenAiRig
-
-from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
+from tests.fakes.openai_harness import BASE_MODEL, PLAIN_MODEL
 
 WEATHER: Any = {
     "type": "object",
@@ -30,8 +26,6 @@ ADDITION: Any = {
     "additionalProperties": False,
 }
 SCHEMAS = {"get_weather": WEATHER, "add": ADDITION}
-PLAIN_MODEL = "plain"
-"""Its chat template knows no tools."""
 MESSAGES: Any = [{"role": "user", "content": "How is the weather in Ulm?"}]
 
 
@@ -43,27 +37,6 @@ def tools(*, strict: bool = False) -> Any:
         }
         for name, schema in SCHEMAS.items()
     ]
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiRig]:
-    config = TinyModelConfig(max_position_embeddings=4096, num_layers=1, hidden_size=64)
-    model = build_tiny_model(tmp_path_factory.mktemp("tools-model"), config)
-    plain = tmp_path_factory.mktemp("plain") / "model"
-    shutil.copytree(model, plain)
-    settings = json.loads((plain / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{{ messages[0].content }}"
-    (plain / "tokenizer_config.json").write_text(json.dumps(settings))
-    with OpenAiRig(
-        tmp_path_factory.mktemp("openai-tools"), model, models={PLAIN_MODEL: plain}
-    ) as rig:
-        yield rig
-
-
-@pytest.fixture(scope="module")
-def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
-    with rig.client() as client:
-        yield client
 
 
 def complete(client: openai.OpenAI, **options: Any) -> Any:
