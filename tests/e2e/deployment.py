@@ -231,14 +231,11 @@ class Jobs:
         Raises:
             TimeoutError: If it does not come to that; with the last status.
         """
-        try:
-            self._cluster.wait_for(
-                lambda: self.status(name).get("progress", {}).get("step", 0) >= step,
-                f"step {step} of {name}",
-                timeout_s=timeout_s,
-            )
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}: {self.status(name)}") from None
+        end_s = time.monotonic() + timeout_s
+        while (status := self.status(name)).get("progress", {}).get("step", 0) < step:
+            if time.monotonic() > end_s or status.get("phase") in ENDED:
+                raise TimeoutError(f"{name} does not come to step {step}: {status}")
+            time.sleep(0.05)
 
 
 def gang(num_pods: int, gpus: int, **further: Any) -> Json:

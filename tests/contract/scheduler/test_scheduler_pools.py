@@ -41,6 +41,14 @@ async def sampling_session(rig: Rig, who: Metadata, session: str, **source: str)
     return str(answer.sampler_addresses[0])
 
 
+async def pool_of(rig: Rig, who: Metadata, session: str) -> str:
+    request = scheduler_pb2.CreateSamplingSessionRequest(
+        parent=session, request_id=new_id(), base_model=BASE_MODEL
+    )
+    answer = await rig.stub.CreateSamplingSession(request, metadata=who, timeout=60)
+    return str(answer.pool)
+
+
 async def capabilities(rig: Rig, who: Metadata) -> scheduler_pb2.Capabilities:
     request = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default")
     answer: scheduler_pb2.Capabilities = await rig.stub.GetCapabilities(
@@ -71,6 +79,8 @@ async def test_runs_and_samples_of_a_bound_key_stay_in_its_pool(rig: Rig) -> Non
     assert (await rig.create_run(user, users)).worker == "workers/shared"
     assert await sampling_session(rig, bound, session, base_model=BASE_MODEL) == "own:1"
     assert await sampling_session(rig, user, users, base_model=BASE_MODEL) == "shared:1"
+    # Pods that act for a caller are told whose workers it may use.
+    assert [await pool_of(rig, bound, session), await pool_of(rig, user, users)] == [POOL, ""]
     (model,) = (await capabilities(rig, bound)).models
     assert (model.trainable, model.sampleable, model.max_runs) == (True, True, 8)
 

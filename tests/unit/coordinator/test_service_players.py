@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +17,15 @@ from tinsmith.rollouts import (
     TemplateRewritesHistoryError,
     Trajectory,
 )
+from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
-from tinsmith.v1 import rollout_pb2
-from tinsmith_coordinator.rpc.service_players import ServicePlayer
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.v1 import rollout_pb2, scheduler_pb2
+from tinsmith_coordinator.rpc.service_players import ServicePlayer, ServicePlayers
+from tinsmith_local.tiny_model import write_tokenizer
 from tinsmith_runtime.errors import ChatTemplateRefusedError
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
 
 
 class _FailingRunner:
@@ -60,3 +67,43 @@ async def test_a_conversation_that_no_template_renders_fails_the_batch(
         await player.play(Play(0, 0))
     assert refusal.value.reason == "CHAT_TEMPLATE_REFUSED"
     assert refusal.value.message == error.message
+
+
+class _Scheduler:
+    """Two models of one name: of a job's pool, and the shared one; remembers what was asked."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.asked: list[scheduler_pb2.GetTokenizerRequest] = []
+        self._files = files
+
+    async def call(
+        self, endpoint: object, method: object, request: scheduler_pb2.GetTokenizerRequest
+    ) -> scheduler_pb2.Tokenizer:
+        del endpoint, method
+        self.asked.append(request)
+        digest = f"of-{request.pool}"
+        is_known = request.known_digest == digest
+        return scheduler_pb2.Tokenizer(digest=digest, files={} if is_known else self._files)
+
+
+async def test_the_tokenizer_is_that_of_the_pool_of_the_sampler(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, max_tokens=64)
+    scheduler = _Scheduler({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+    settings = SimpleNamespace(project="mine")
+    core = SimpleNamespace(
+        transport=scheduler, scheduler=None, settings=settings, project="projects/mine"
+    )
+    players = ServicePlayers("127.0.0.1:1", cast(PodCredentials, SimpleNamespace(key="k")))
+    found = []
+    for pool in ("space.job", "", "space.job"):
+        sampler: Any = SimpleNamespace(base_model="tiny", chat_template="", pool=pool)
+        found.append(await players._tokenizer(cast(ClientCore, core), cast(Sampler, sampler)))
+    assert [(each.project, each.pool) for each in scheduler.asked] == [
+        ("mine", "space.job"),
+        ("mine", ""),
+        ("mine", "space.job"),
+    ]
+    assert [each.known_digest for each in scheduler.asked] == ["", "", "of-space.job"]
+    assert found[0] is found[2]
+    assert found[0] is not found[1]
+    assert all(isinstance(each, Tokenizer) for each in found)

@@ -121,6 +121,8 @@ class SamplerCalls(Ready):
         """Source of the template of its run; empty if it is that of the base model."""
         self.checkpoint = message.checkpoint
         self.run = message.run
+        self.pool = message.pool
+        """Whose workers it may use; empty is the shared pool."""
 
     @property
     def source(self) -> SamplerSource:

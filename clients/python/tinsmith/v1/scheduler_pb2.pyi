@@ -568,6 +568,7 @@ class SamplingSession(_message.Message):
     SAMPLER_LOADS_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the handle: `projects/{project}/samplingSessions/{sampling_session}`."""
     session: _builtins.str
@@ -582,6 +583,8 @@ class SamplingSession(_message.Message):
     """Locates the trainer of the run or checkpoint, `host:port`; empty for a base model."""
     chat_template: _builtins.str
     """Holds the chat template of the run or checkpoint; empty if it is that of the base model."""
+    pool: _builtins.str
+    """Names the pool whose workers the session that holds it may use; empty is the shared one."""
     @_builtins.property
     def sampler_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Locates the samplers, `host:port` each. A call may go to any of them. Calls with one prompt find
@@ -609,10 +612,11 @@ class SamplingSession(_message.Message):
         sampler_loads: _abc.Iterable[Global___SamplerLoad] | None = ...,
         chat_template: _builtins.str = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "chat_template", b"chat_template", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "sampler_loads", b"sampler_loads", "session", b"session", "stop_token_ids", b"stop_token_ids", "trainer_address", b"trainer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "chat_template", b"chat_template", "checkpoint", b"checkpoint", "name", b"name", "pool", b"pool", "run", b"run", "sampler_addresses", b"sampler_addresses", "sampler_loads", b"sampler_loads", "session", b"session", "stop_token_ids", b"stop_token_ids", "trainer_address", b"trainer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

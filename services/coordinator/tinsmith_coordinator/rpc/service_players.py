@@ -35,6 +35,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.transport import Connection, Transport
 from tinsmith.sampling.opening import attach_sampler
+from tinsmith.sampling.sampler import Sampler
 from tinsmith.settings import ClientSettings
 from tinsmith.text.named_templates import NAMED_TEMPLATES
 from tinsmith.text.tokenizer import Tokenizer
@@ -125,7 +126,7 @@ class ServicePlayers:
         self._transport = Transport(
             self._settings, lambda address: PodConnection(address, credentials)
         )
-        self._tokenizers: dict[str, tuple[str, Tokenizer]] = {}
+        self._tokenizers: dict[tuple[str, str, str], tuple[str, Tokenizer]] = {}
 
     @cached_property
     def _background(self) -> BackgroundLoop:
@@ -182,7 +183,7 @@ class ServicePlayers:
             max_staleness=request.max_staleness,
         )
         runner = RolloutRunner(
-            await self._tokenizer(core, sampler.base_model, sampler.chat_template),
+            await self._tokenizer(core, sampler),
             ServiceSampler(sampler),
             rollout_codec.decode_config(request),
             params=rollout_codec.decode_params(request.params),
@@ -190,24 +191,31 @@ class ServicePlayers:
         )
         return ServicePlayer(self._background, EnvironmentClient(core), runner, request)
 
-    async def _tokenizer(self, core: ClientCore, base_model: str, chat_template: str) -> Tokenizer:
-        """Return the tokenizer of a base model; it is built once for each version of its files.
+    async def _tokenizer(self, core: ClientCore, sampler: Sampler) -> Tokenizer:
+        """Return the tokenizer of a sampler; it is built once for each version of its files.
 
-        One with a template by name is built each time: it is as rare as it is quick.
+        One with a template by name is built each time: it is as rare as it is quick. A pool of a
+        job may serve another model of the same name.
         """
-        digest, tokenizer = self._tokenizers.get(base_model, ("", None))
+        key = (core.project, sampler.pool, sampler.base_model)
+        digest, tokenizer = self._tokenizers.get(key, ("", None))
         answer = await core.transport.call(
             core.scheduler,
             lambda c: c.scheduler.GetTokenizer,
-            scheduler_pb2.GetTokenizerRequest(base_model=base_model, known_digest=digest),
+            scheduler_pb2.GetTokenizerRequest(
+                base_model=sampler.base_model,
+                known_digest=digest,
+                project=core.settings.project,
+                pool=sampler.pool,
+            ),
         )
         if tokenizer is None or answer.digest != digest:
             tokenizer = await asyncio.to_thread(Tokenizer, dict(answer.files))
             while len(self._tokenizers) >= _MAX_TOKENIZERS:
                 del self._tokenizers[next(iter(self._tokenizers))]
-            self._tokenizers[base_model] = (answer.digest, tokenizer)
-        if chat_template:
-            return await asyncio.to_thread(tokenizer.with_chat_template, chat_template)
+            self._tokenizers[key] = (answer.digest, tokenizer)
+        if sampler.chat_template:
+            return await asyncio.to_thread(tokenizer.with_chat_template, sampler.chat_template)
         return tokenizer
 
 

@@ -167,6 +167,7 @@ def encode_sampling_session(located: LocatedSession) -> scheduler_pb2.SamplingSe
         base_model=session.base_model,
         checkpoint=session.checkpoint,
         run=session.run,
+        pool=session.pool,
         sampler_addresses=located.sampler_addresses,
         trainer_address=located.trainer_address,
         chat_template="" if adapter is None else adapter.chat_template,
