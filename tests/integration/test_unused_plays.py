@@ -81,6 +81,9 @@ def test_what_failed_is_kept_and_counts_for_nothing(
             assert "the board is gone" in record.failure
             assert (record.rewards, record.origin.environment_seed) == ([0.5, 0.0], 1)
             assert record.num_sampled_tokens == sum(turn.num_tokens for turn in record.turns) > 1
+        # One that failed is played again to where it failed.
+        again = client.environments.replay(there[-1], sampler=sampler)
+        assert again.is_bit_equal
         # Not one group: the file says what was played, and the error why.
         for place in ("client", "server"):
             with pytest.raises(NoRolloutsError, match="the board is gone"):

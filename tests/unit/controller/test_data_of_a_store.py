@@ -59,7 +59,7 @@ def test_an_init_container_fetches_it_with_the_keys_of_the_job(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("data", "has_token"),
-    [("hf://org/sums?revision=1a2b", True), ("pig_latin", False)],
+    [("hf://org/sums?revision=1a2b", True), ("hf:///data/sums", False), ("pig_latin", False)],
 )
 def test_a_driver_that_reads_the_hub_has_the_key_of_the_model(
     tmp_path: Path, data: str, has_token: bool

@@ -156,6 +156,33 @@ async def test_settings_and_actions_are_refused_as_fields(pool: WorkerPool) -> N
         await worker.step("a", Action(tokens=(1,)))
 
 
+async def test_a_property_says_of_an_object_what_it_understands(tmp_path: Path) -> None:
+    (tmp_path / "choosing.py").write_text(
+        "from tinsmith_environment import Environment, Observation\n"
+        "class Choosing(Environment):\n"
+        "    default_config = {'kind': 'tokens'}\n"
+        "    def reset(self, seed, config):\n"
+        "        self._kind = config['kind']\n"
+        "        return Observation.of_user('Go.')\n"
+        "    @property\n"
+        "    def action_kinds(self):\n"
+        "        return {self._kind}\n"
+        "    def step(self, action):\n"
+        "        raise NotImplementedError\n"
+    )
+    pool = WorkerPool(num_workers=1, python_path=str(tmp_path), modules=["choosing"])
+    await pool.start()
+    try:
+        (worker,) = pool.workers
+        assert (await worker.describe("choosing:Choosing")).action_kinds == {"text"}
+        begun = await worker.create("a", "choosing:Choosing", {}, 1, {"kind": "tokens"})
+        assert begun.action_kinds == {"tokens"}
+        with pytest.raises(EnvironmentFailedError, match="action_kinds holds 'moves'"):
+            await worker.create("b", "choosing:Choosing", {}, 1, {"kind": "moves"})
+    finally:
+        await pool.stop()
+
+
 async def test_a_hanging_worker_ends_with_its_pod(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"

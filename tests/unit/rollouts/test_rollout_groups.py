@@ -18,6 +18,7 @@ from tinsmith.rollouts import (
     center_rewards,
     run_groups,
 )
+from tinsmith.rollouts.groups import MAX_FAILED_BYTES
 from tinsmith.types import ModelInput, SampledSequence, SamplingParams
 
 TOKENIZER = CharTokenizer()
@@ -141,9 +142,37 @@ async def test_a_batch_without_survivors_is_an_error() -> None:
 async def test_a_context_without_room_is_not_played_again() -> None:
     runner = RolloutRunner(TOKENIZER, CountingSampler(), RolloutConfig(max_context_tokens=4))
     create = Factory()
-    with pytest.raises(NoRolloutsError, match="no room"):
+    with pytest.raises(NoRolloutsError, match="no room") as caught:
         await run_groups(runner, ["a"], create, GroupConfig(group_size=2))
     assert len(create.instances) == 2
+    for play in caught.value.unused:
+        assert play.trajectory.failure == "the first context leaves no room (context_full)"
+
+
+async def test_of_a_long_play_that_failed_nothing_is_held() -> None:
+    class Long(Factory):
+        async def __call__(self, task: str) -> FakeInstance:
+            return await super().__call__(task * (MAX_FAILED_BYTES if task == "b" else 1))
+
+    config = GroupConfig(group_size=1, min_group_size=1, max_replacements=0)
+    runner = RolloutRunner(
+        TOKENIZER, CountingSampler(), RolloutConfig(max_context_tokens=MAX_FAILED_BYTES * 2)
+    )
+    result = await run_groups(runner, ["a", "b", "c"], Long(frozenset({0, 1})), config)
+    assert [group.task for group in result.groups] == ["c"]
+    assert result.report.num_lost == 2
+    assert [play.task for play in result.unused] == ["a"]
+
+
+async def test_what_an_environment_raises_can_be_written() -> None:
+    class Raising(Factory):
+        async def __call__(self, task: str) -> FakeInstance:
+            raise RuntimeError("no file \udce9")
+
+    runner = RolloutRunner(TOKENIZER, CountingSampler())
+    with pytest.raises(NoRolloutsError) as caught:
+        await run_groups(runner, ["a"], Raising(), GroupConfig(group_size=2))
+    assert {play.trajectory.failure for play in caught.value.unused} == {"RuntimeError: no file ?"}
 
 
 def test_reasons_that_say_nothing_about_the_policy() -> None:

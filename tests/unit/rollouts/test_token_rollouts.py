@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from tests.unit.rollouts.fakes import (
     creating,
 )
 
+from tinsmith.environments.chat_messages import MAX_SHOWN_TOKENS
 from tinsmith.environments.environment import Action
 from tinsmith.errors import FieldViolation, InvalidArgumentError
 from tinsmith.rollouts import (
@@ -152,13 +155,17 @@ SHOWS_BOTH = FakeObservation([{"role": "user", "content": "x"}], tokens=(1,))
         (FakeObservation.user("x"), tokens(50), TOKENS, "began with messages, and now tokens"),
         (tokens(50), FakeObservation(), TOKENS, "shows no message"),
         (tokens(5), None, TOKENS, "the tokenizer cannot read the tokens: chr() arg not in range"),
+        (tokens(*[50] * (MAX_SHOWN_TOKENS + 1)), None, TOKENS, "shows 1048577 tokens, at most"),
+        (FakeObservation(tokens=np.ones(3)), None, TOKENS, "tokens are a list, got ndarray"),  # type: ignore[arg-type]
+        (tokens(50), None, "tokens", "action_kinds is a set, got str"),
+        (tokens(50), None, frozenset({"moves"}), "action_kinds holds 'moves'; known are: text"),
         (tokens(50), tokens(*range(50, 350)), TOKENS, "the observation has over 1000 bytes"),
     ],
 )
 async def test_what_is_no_episode_of_tokens_fails_alone(
     first: FakeObservation,
     then: FakeObservation | None,
-    kinds: frozenset[str] | None,
+    kinds: Any,
     problem: str,
 ) -> None:
     outcomes = [END] if then is None else [FakeOutcome(then), END]
@@ -176,6 +183,22 @@ async def test_an_observation_beyond_the_context_ends_the_episode() -> None:
     )
     assert (trajectory.reason, trajectory.reward) == (TerminationReason.CONTEXT_FULL, 0.5)
     assert trajectory.samples[0].loss_mask[-1]
+
+
+async def test_many_tokens_are_read_beside_the_event_loop() -> None:
+    threads = []
+
+    class Watching(CharTokenizer):
+        def decode(self, tokens: Sequence[int]) -> str:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return super().decode(tokens)
+
+    sampler = ScriptedSampler(["a<|im_end|>"], tokenizer=TOKENIZER)
+    config = RolloutConfig(max_context_tokens=10**6)
+    instance = playing(tokens(*[50] * 100_000), [END], TOKENS)
+    await RolloutRunner(Watching(), sampler, config).run(creating(instance))
+    # What the environment showed, and then what the model said.
+    assert threads == [False, True]
 
 
 async def test_a_token_that_the_model_lacks_is_the_environments_fault() -> None:

@@ -27,6 +27,8 @@ MAX_STOP_STRINGS = 16
 """Of an observation. A sampler takes 64 with those of the sampling parameters."""
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
+MAX_SHOWN_TOKENS = 1 << 20
+"""Of an observation; no model reads as many."""
 _MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -89,11 +91,15 @@ def read_tokens(observation: object) -> tuple[int, ...]:
     A class of one's own may have no `tokens`.
 
     Raises:
-        ObservationError: If they are no list of token ids, or stand beside messages.
+        ObservationError: If they are no list of token ids, too many, or stand beside messages.
     """
     tokens = getattr(observation, "tokens", ())
     if not isinstance(tokens, list | tuple):
         raise ObservationError(f"tokens are a list, got {type(tokens).__name__}")
+    if len(tokens) > MAX_SHOWN_TOKENS:
+        raise ObservationError(
+            f"an observation shows {len(tokens)} tokens, at most {MAX_SHOWN_TOKENS} may be"
+        )
     if tokens and any(getattr(observation, each, ()) for each in ("messages", "images", "tools")):
         raise ObservationError(
             "an observation shows tokens beside messages, images or tools; it shows one or other"

@@ -24,7 +24,7 @@ from tinsmith.rollouts.batch_codec import (
 from tinsmith.rollouts.errors import NoRolloutsError
 from tinsmith.rollouts.group_plan import GroupConfig
 from tinsmith.rollouts.groups import GroupReport, GroupResult, UnusedPlay, list_dropped
-from tinsmith.rollouts.keeping import KeepResult, keep_nothing
+from tinsmith.rollouts.keeping import KeepResult, keep_before_error, keep_nothing
 from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.error_codec import decode_status
@@ -174,7 +174,7 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
         if operation.HasField("error"):
             failure = _error_of(operation)
             unused = (*failed, *list_dropped(self._tasks, {}, finished))
-            await self._keep(GroupResult((), GroupReport(), unused))
+            await keep_before_error(self._keep, unused)
             if isinstance(failure, NoRolloutsError):
                 failure.unused = unused
             raise failure

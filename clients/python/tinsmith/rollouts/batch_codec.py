@@ -120,7 +120,12 @@ def decode_episode(
     play = Play(message.task_index, message.member_index, message.attempt)
     played = None
     if message.HasField("trajectory"):
-        played = decode_trajectory(message.trajectory, key=play.key(batch_key))
+        try:
+            played = decode_trajectory(message.trajectory, key=play.key(batch_key))
+        except ValueError:
+            # Of a play that counts for nothing, a newer server may say what is not known here.
+            if has_finished:
+                raise
     return PlayedEpisode(
         task=tasks[message.task_index],
         task_index=message.task_index,

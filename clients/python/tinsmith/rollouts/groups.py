@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 TaskT = TypeVar("TaskT")
 SAMPLER_FAILED = "sampler_failed"
 NOTHING_SAMPLED = "nothing_sampled"
+MAX_FAILED_BYTES = 1 << 18
+"""Tokens, texts and pictures of a play that failed; of a longer one nothing is kept."""
+_TOKEN_BYTES = 28
+"""A token with its log-probability, version and turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +101,15 @@ class GroupResult(Generic[TaskT]):
     groups: tuple[RolloutGroup[TaskT], ...]
     report: GroupReport
     unused: tuple[UnusedPlay[TaskT], ...] = ()
-    """To look at, not to train on; without those whose sampler failed, or that were given up."""
+    """To look at, not to train on.
+
+    Without those whose sampler failed, that were given up, or that were too long to keep.
+    """
 
 
-def without_groups(error: NoRolloutsError) -> GroupResult[Any]:
+def without_groups(unused: Sequence[UnusedPlay[TaskT]]) -> GroupResult[TaskT]:
     """Return what was played where not one group survived."""
-    return GroupResult((), GroupReport(), error.unused)
+    return GroupResult((), GroupReport(), tuple(unused))
 
 
 async def run_groups(
@@ -181,7 +188,7 @@ class PlayFailure:
         reason: One word.
         problem: What failed, as a sentence.
         may_repeat: Whether another play could end otherwise.
-        trajectory: What was played until then; None where nothing is known of it.
+        trajectory: What was played until then; None where nothing is known of it, or it is long.
     """
 
     reason: str
@@ -193,12 +200,25 @@ class PlayFailure:
 def failure_of(trajectory: Trajectory) -> PlayFailure | None:
     """Return why an episode that ended is not one of its group; None if it is."""
     if trajectory.reason.is_infrastructure:
-        return PlayFailure(trajectory.reason.value, trajectory.failure, trajectory=trajectory)
+        return PlayFailure(
+            trajectory.reason.value, trajectory.failure, trajectory=_if_short(trajectory)
+        )
     if not trajectory.num_sampled_tokens:
         # Another play would begin with the same context.
         problem = f"the first context leaves no room ({trajectory.reason.value})"
-        return PlayFailure(NOTHING_SAMPLED, problem, may_repeat=False, trajectory=trajectory)
+        told = replace(trajectory, failure=problem)
+        return PlayFailure(NOTHING_SAMPLED, problem, may_repeat=False, trajectory=_if_short(told))
     return None
+
+
+def _if_short(trajectory: Trajectory) -> Trajectory | None:
+    """Return a play that failed, if it is short: a client holds it, and a server stores it."""
+    num_bytes = sum(
+        _TOKEN_BYTES * len(sample.tokens) + sum(len(placed.image.data) for placed in sample.images)
+        for sample in trajectory.samples
+    )
+    num_bytes += sum(len(str(message)) for message in trajectory.messages)
+    return trajectory if num_bytes <= MAX_FAILED_BYTES else None
 
 
 def note_failure(report: GroupReport, failure: PlayFailure) -> None:

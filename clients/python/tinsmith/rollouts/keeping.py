@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.rollouts.batch_codec import EnvironmentTask
-from tinsmith.rollouts.groups import GroupResult
+from tinsmith.rollouts.groups import GroupResult, UnusedPlay, without_groups
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records import record_result, write_records
 from tinsmith.rollouts.records.files import check_path
@@ -18,7 +19,21 @@ from tinsmith.rollouts.records.making import Decoder, Weights, make_origin
 from tinsmith.rollouts.records.record import LOCAL, SERVED, Origin
 from tinsmith.types import SamplingParams
 
+logger = logging.getLogger(__name__)
+
 KeepResult = Callable[[GroupResult[EnvironmentTask]], Awaitable[None]]
+
+
+async def keep_before_error(
+    keep: KeepResult, unused: Sequence[UnusedPlay[EnvironmentTask]]
+) -> None:
+    """Keep what was played by a batch that fails; what goes wrong here hides no other error."""
+    if not unused:
+        return  # A file that is there already stays.
+    try:
+        await keep(without_groups(unused))
+    except Exception as error:
+        logger.warning("what was played is not kept: %s", error)
 
 
 async def keep_nothing(result: GroupResult[EnvironmentTask]) -> None:

@@ -97,7 +97,7 @@ def check_observation(observation: Observation, *, max_bytes: int) -> int:
     """Refuse an observation that is too large, shows nothing, or holds what is no image or token.
 
     Returns:
-        About how many bytes of text it holds.
+        About how many bytes of text and tokens it holds.
 
     Raises:
         ObservationError: If it is so.
@@ -105,8 +105,8 @@ def check_observation(observation: Observation, *, max_bytes: int) -> int:
     tokens = read_tokens(observation)
     if not (observation.messages or tokens):
         raise ObservationError("the episode goes on, and the environment shows no message")
-    num_text_bytes = _count_bytes(observation.messages, max_bytes)
-    num_bytes = num_text_bytes + _TOKEN_BYTES * len(tokens)
+    num_text_bytes = _count_bytes(observation.messages, max_bytes) + _TOKEN_BYTES * len(tokens)
+    num_bytes = num_text_bytes
     for image in observation.images:
         if not isinstance(image, ImageChunk) or not isinstance(image.data, bytes):
             raise ObservationError(f"an image is an ImageChunk, got {type(image).__name__}")

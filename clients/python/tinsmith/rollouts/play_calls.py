@@ -20,9 +20,16 @@ from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.client import RolloutClient
 from tinsmith.rollouts.errors import NoRolloutsError, RolloutError
 from tinsmith.rollouts.group_plan import GroupConfig
-from tinsmith.rollouts.groups import GroupResult, run_groups, without_groups
+from tinsmith.rollouts.groups import GroupResult, run_groups
 from tinsmith.rollouts.interfaces import EnvironmentInstance
-from tinsmith.rollouts.keeping import KeepResult, keep_in_file, keep_nothing, kind_of, seeded
+from tinsmith.rollouts.keeping import (
+    KeepResult,
+    keep_before_error,
+    keep_in_file,
+    keep_nothing,
+    kind_of,
+    seeded,
+)
 from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rollouts.records.record import SERVED, EpisodeRecord
 from tinsmith.rollouts.records.replaying import (
@@ -169,7 +176,7 @@ class PlayCalls(EnvironmentClient):
         try:
             result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
         except NoRolloutsError as error:
-            await keep(without_groups(error))
+            await keep_before_error(keep, error.unused)
             raise
         await keep(result)
         return result
@@ -220,7 +227,7 @@ class PlayCalls(EnvironmentClient):
         )
         create = partial(self._instance, named, STEP_TIMEOUT_S, task)
         played = await runner.run(create, episode_key=record.episode)
-        if played.reason.is_infrastructure:
+        if played.reason.is_infrastructure and played.reason.value != record.reason:
             raise RolloutError(f"the episode {record.episode} was lost: {played.failure}")
         return compare(record, columns_of(played))
 

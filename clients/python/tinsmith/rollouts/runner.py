@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from tinsmith.environments.chat_messages import (
     ObservationError,
     check_shown_tokens,
+    read_action_kinds,
     read_stop,
     read_tokens,
 )
@@ -143,8 +144,7 @@ class RolloutRunner:
             except Exception as error:
                 rollout.apply(EnvironmentFailed(_describe(error)))
                 return rollout.to_trajectory(key=episode_key)
-            conversation = self._new_conversation(instance.observation)
-            read_turn = await self._begin(rollout, conversation, instance)
+            conversation, read_turn = await self._begin(rollout, instance)
             said = _Said()
             while rollout.state is not RolloutState.TERMINATED:
                 if should_stop():
@@ -158,38 +158,37 @@ class RolloutRunner:
             if instance is not None:
                 await _release(instance)
 
-    def _new_conversation(self, first: Observation) -> _Conversation:
-        if getattr(first, "tokens", ()):
-            return TokenConversation(self._tokenizer)
-        return Conversation(
+    async def _begin(
+        self, rollout: Rollout, instance: EnvironmentInstance
+    ) -> tuple[_Conversation, ReadTurn]:
+        """Build the first context; return the conversation, and how its turns are read."""
+        conversation: _Conversation = Conversation(
             self._tokenizer,
             split_turns=self._config.split_turns,
             append_only=self._config.append_only,
             images=self._image_rules,
         )
-
-    async def _begin(
-        self, rollout: Rollout, conversation: _Conversation, instance: EnvironmentInstance
-    ) -> ReadTurn:
-        """Build the first context, and return how the turns of the episode are read."""
         try:
             first = instance.observation
-            kinds = getattr(instance, "action_kinds", TEXT_ALONE)
-            check_shown_tokens(read_tokens(first), kinds)
             num_bytes = check_observation(first, max_bytes=self._config.max_observation_bytes)
+            kinds = read_action_kinds(instance) if hasattr(instance, "action_kinds") else TEXT_ALONE
+            if tokens := read_tokens(first):
+                check_shown_tokens(tokens, kinds)
+                conversation = TokenConversation(self._tokenizer)
             tools, stop = read_tools(first.tools), read_stop(first)
             context = await _aside(num_bytes, _begin_with, conversation, first, tools)
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
-            return _text_of
+            return conversation, _text_of
         rollout.apply(ContextBuilt(context.tokens, context.images, stop))
         if self._parse_action is not None:
-            return _parsed_by(self._parse_action)
+            return conversation, _parsed_by(self._parse_action)
         if kinds == TOKENS_ALONE:
-            return _tokens_of
+            return conversation, _tokens_of
         if tools:
-            return _parsed_by(tool_call_parser(self._tokenizer.tool_template, tools))
-        return _text_of
+            parser = tool_call_parser(self._tokenizer.tool_template, tools)
+            return conversation, _parsed_by(parser)
+        return conversation, _text_of
 
     async def _generate(
         self, rollout: Rollout, conversation: _Conversation, episode_key: str
@@ -325,4 +324,5 @@ async def _release(instance: EnvironmentInstance) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    # Halves of surrogate pairs, as names of files may have them, have no place in a record.
+    return f"{type(error).__name__}: {error}".encode(errors="replace").decode()

@@ -1,7 +1,7 @@
 """Environment variables of the containers of a workload.
 
 Only pods of Tinsmith itself are given the deployment's secrets; drivers and players get the job's
-own key alone.
+own key, and a driver that reads the hub that of the job's model.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def _client_env(
     if role.kind == DRIVER:
         method = describe_method(spec, model=owner.model_name, data=data_path(spec.data))
         env.append(_value("TINSMITH_JOB_METHOD", method))
-        if spec.model is not None and _reads_hub(spec):
+        names = {entry["name"] for entry in role.template.env}
+        if spec.model is not None and _reads_hub(spec) and "HF_TOKEN" not in names:
             env += _token_env(spec.model)
         env += [
             _secret(agent_key_variable(agent.name), secret, key_entry(agent.name))
@@ -194,8 +195,8 @@ def _token_env(model: Model) -> list[dict[str, Any]]:
 
 def _reads_hub(spec: JobSpec) -> bool:
     """Whether the driver of a job loads a data set of the hub."""
-    data = spec.data.name or spec.parameters.get("data")
-    return isinstance(data, str) and data.startswith("hf://")
+    data = data_path(spec.data) or spec.parameters.get("data")
+    return isinstance(data, str) and data.startswith("hf://") and data[5:6] not in ("/", ".")
 
 
 def _value(name: str, value: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 All pods meet the restricted standard of pod security: no root, no privileges, no writable root
 file system, no token of a service account. Only pods of Tinsmith itself are given the deployment's
-secrets; drivers, players and images that the author of a job chose get the job's own key alone.
+secrets; drivers, players and images that the author of a job chose get secrets of the job alone.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
 _TOO_LARGE = "trajectory_too_large"
-MAX_FAILED_TRAJECTORY_BYTES = 1 << 18
-"""What is kept of a play that failed, to look at; a longer one is not."""
+_FAILED_PART = 8
+"""What plays that failed may take beside the episodes of a batch, as a part of their bound."""
 
 Running = dict[asyncio.Task[Played], Play]
 
@@ -85,6 +85,7 @@ class RolloutDriver:
         self._max_bytes = max_bytes
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waits: dict[str, str] = {}
+        self._failed_bytes: dict[str, int] = {}
 
     async def resume(self) -> None:
         """Go on with the batches of an earlier coordinator."""
@@ -121,6 +122,7 @@ class RolloutDriver:
     def _forget(self, batch_id: str) -> None:
         self._tasks.pop(batch_id, None)
         self._waits.pop(batch_id, None)
+        self._failed_bytes.pop(batch_id, None)
 
     async def _drive(self, batch: Batch) -> None:
         bind_tenant(batch.project)
@@ -212,16 +214,22 @@ class RolloutDriver:
             await self._require_good(batch.key_id)
             with metrics.PLAYING_EPISODES.track_inprogress(), spans.block("play episode"):
                 played = await player.play(play)
-        if played.failure is not None:
-            is_kept = len(played.content) <= MAX_FAILED_TRAJECTORY_BYTES
-            return played if is_kept else replace(played, content=b"")
-        if len(played.content) <= self._max_trajectory_bytes:
-            return played
+        if played.failure is None and len(played.content) > self._max_trajectory_bytes:
+            return Played(failure=self._too_large(played))
+        if played.failure is not None and played.content:
+            # What counts for nothing takes no room from what counts.
+            num_bytes = self._failed_bytes.get(batch.batch_id, 0) + len(played.content)
+            if num_bytes > self._max_bytes // _FAILED_PART:
+                return replace(played, content=b"")
+            self._failed_bytes[batch.batch_id] = num_bytes
+        return played
+
+    def _too_large(self, played: Played) -> PlayFailure:
         problem = (
             f"the trajectory takes {len(played.content)} bytes, and may take "
             f"{self._max_trajectory_bytes}"
         )
-        return Played(failure=PlayFailure(_TOO_LARGE, problem, may_repeat=False))
+        return PlayFailure(_TOO_LARGE, problem, may_repeat=False)
 
     def _note(self, plan: GroupPlan, report: GroupReport, play: Play, played: Played) -> EndedPlay:
         """Tell the plan how a play ended, and return what is kept of it."""

@@ -267,5 +267,6 @@ class ServicePlayer:
                 raise cause from error
             return Played(failure=PlayFailure(SAMPLER_FAILED, str(error)))
         failure = failure_of(trajectory)
-        content = encode_trajectory(trajectory).SerializeToString(deterministic=True)
+        kept = trajectory if failure is None else failure.trajectory
+        content = encode_trajectory(kept).SerializeToString(deterministic=True) if kept else b""
         return Played(content, trajectory.num_sampled_tokens, failure)

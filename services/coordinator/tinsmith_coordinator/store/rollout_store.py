@@ -157,7 +157,7 @@ def record(
     ]
     if rows:
         connection.execute(sa.insert(rollout_episodes), rows)
-    num_bytes = batch.num_bytes + sum(len(each.content) for each in ended)
+    num_bytes = batch.num_bytes + sum(len(each.content) for each in ended if each.has_finished)
     after = dataclasses.replace(
         batch, revision=batch.revision + len(ended), num_bytes=num_bytes, report=report
     )

@@ -10,6 +10,7 @@ one that hangs: the kernel ends it, and on systems other than Linux a second thr
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinsmith.environments.chat_messages import read_action_kinds
+from tinsmith.environments.environment import TEXT_ALONE
 from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
 from tinsmith_environment.workers import protocol
 from tinsmith_environment.workers.confinement import ProcessLimits, confine
@@ -115,11 +117,15 @@ def _load_class(class_path: str) -> type[Environment]:
 
 
 def _describe_class(environment_class: type[Environment]) -> dict[str, Any]:
+    # A property says it of an object, when there is one.
+    is_of_objects = isinstance(inspect.getattr_static(environment_class, "action_kinds"), property)
     summary = (environment_class.__doc__ or "").strip().partition("\n")[0]
     return {
         "description": environment_class.description or summary,
         "default_config": dict(environment_class.default_config),
-        "action_kinds": sorted(read_action_kinds(environment_class)),
+        "action_kinds": sorted(
+            TEXT_ALONE if is_of_objects else read_action_kinds(environment_class)
+        ),
     }
 
 

@@ -37,8 +37,9 @@ HELD_OUT_PARTS = ("validation", "test")
 """Parts that are held out, unless an address names another; the first that is there."""
 
 _TRAIN = "train"
-_UNASKED = "LocalEntryNotFoundError"
-"""What the client of the hub raises where it got no answer, and has no copy."""
+_AWAY = ("ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError")
+"""What the library, and the clients below it, raise where no answer came and there is no copy."""
+_OFFLINE = "OfflineModeIsEnabled"
 _TOO_MANY, _SERVER_ERRORS = 429, 500
 """Statuses of HTTP behind which the same request may succeed."""
 _ALL = "all"
@@ -200,6 +201,8 @@ def _may_pass(error: Exception) -> bool:
     while link is not None and link not in seen:
         seen.append(link)
         link = link.__cause__ or link.__context__
+    if any(type(one).__name__ == _OFFLINE for one in seen):
+        return False  # By a setting of this process.
     return any(map(_was_away, seen))
 
 
@@ -207,8 +210,7 @@ def _was_away(error: BaseException) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return bool(status >= _SERVER_ERRORS or status == _TOO_MANY)
-    is_unasked = type(error).__name__ == _UNASKED
-    return is_unasked or isinstance(error, ConnectionError | TimeoutError)
+    return any(kind.__name__ in _AWAY for kind in type(error).__mro__)
 
 
 def _stretches(data: str, split: str, lengths: Mapping[str, int]) -> list[_Stretch]:
