@@ -38,7 +38,8 @@ export function parseTrajectory(value: unknown): Trajectory {
   const tokens = numbers("tokens");
   const texts = column("texts").map(String);
   const length = Math.max(tokens.length, texts.length);
-  if (length === 0) throw new Error("it has no `tokens`");
+  // A play that failed before it began has a failure alone.
+  if (length === 0 && !row["failure"]) throw new Error("it has no `tokens`");
   const wide = (values: number[]): number[] =>
     values.length === 1 && length > 1 ? new Array<number>(length).fill(values[0] as number) : values;
   const advantage = row["advantage"];

@@ -119,13 +119,12 @@ def _load_class(class_path: str) -> type[Environment]:
 def _describe_class(environment_class: type[Environment]) -> dict[str, Any]:
     # A property says it of an object, when there is one.
     is_of_objects = isinstance(inspect.getattr_static(environment_class, "action_kinds"), property)
+    kinds = TEXT_ALONE if is_of_objects else read_action_kinds(environment_class)
     summary = (environment_class.__doc__ or "").strip().partition("\n")[0]
     return {
         "description": environment_class.description or summary,
         "default_config": dict(environment_class.default_config),
-        "action_kinds": sorted(
-            TEXT_ALONE if is_of_objects else read_action_kinds(environment_class)
-        ),
+        "action_kinds": sorted(kinds),
     }
 
 
