@@ -22,10 +22,9 @@ from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import rollout_pb2, scheduler_pb2
-from tinsmith_coordinator.rpc.service_players import ServicePlayer, ServicePlayers
+from tinsmith_coordinator.rpc.service_players import SamplerTokenizers, ServicePlayer
 from tinsmith_local.tiny_model import write_tokenizer
 from tinsmith_runtime.errors import ChatTemplateRefusedError
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
 
 
 class _FailingRunner:
@@ -93,11 +92,11 @@ async def test_the_tokenizer_is_that_of_the_pool_of_the_sampler(tmp_path: Path) 
     core = SimpleNamespace(
         transport=scheduler, scheduler=None, settings=settings, project="projects/mine"
     )
-    players = ServicePlayers("127.0.0.1:1", cast(PodCredentials, SimpleNamespace(key="k")))
+    tokenizers = SamplerTokenizers()
     found = []
     for pool in ("space.job", "", "space.job"):
         sampler: Any = SimpleNamespace(base_model="tiny", chat_template="", pool=pool)
-        found.append(await players._tokenizer(cast(ClientCore, core), cast(Sampler, sampler)))
+        found.append(await tokenizers.of(cast(ClientCore, core), cast(Sampler, sampler)))
     assert [(each.project, each.pool) for each in scheduler.asked] == [
         ("mine", "space.job"),
         ("mine", ""),

@@ -126,7 +126,7 @@ class ServicePlayers:
         self._transport = Transport(
             self._settings, lambda address: PodConnection(address, credentials)
         )
-        self._tokenizers: dict[tuple[str, str, str], tuple[str, Tokenizer]] = {}
+        self._tokenizers = SamplerTokenizers()
 
     @cached_property
     def _background(self) -> BackgroundLoop:
@@ -183,7 +183,7 @@ class ServicePlayers:
             max_staleness=request.max_staleness,
         )
         runner = RolloutRunner(
-            await self._tokenizer(core, sampler),
+            await self._tokenizers.of(core, sampler),
             ServiceSampler(sampler),
             rollout_codec.decode_config(request),
             params=rollout_codec.decode_params(request.params),
@@ -191,14 +191,23 @@ class ServicePlayers:
         )
         return ServicePlayer(self._background, EnvironmentClient(core), runner, request)
 
-    async def _tokenizer(self, core: ClientCore, sampler: Sampler) -> Tokenizer:
-        """Return the tokenizer of a sampler; it is built once for each version of its files.
 
-        One with a template by name is built each time: it is as rare as it is quick. A pool of a
-        job may serve another model of the same name.
+class SamplerTokenizers:
+    """Tokenizers of samplers; each is built once for each version of its files.
+
+    One with a template by name is built each time: it is as rare as it is quick.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str, str], tuple[str, Tokenizer]] = {}
+
+    async def of(self, core: ClientCore, sampler: Sampler) -> Tokenizer:
+        """Return the tokenizer of a sampler.
+
+        A pool of a job may serve another model of the same name.
         """
         key = (core.project, sampler.pool, sampler.base_model)
-        digest, tokenizer = self._tokenizers.get(key, ("", None))
+        digest, tokenizer = self._kept.get(key, ("", None))
         answer = await core.transport.call(
             core.scheduler,
             lambda c: c.scheduler.GetTokenizer,
@@ -211,9 +220,9 @@ class ServicePlayers:
         )
         if tokenizer is None or answer.digest != digest:
             tokenizer = await asyncio.to_thread(Tokenizer, dict(answer.files))
-            while len(self._tokenizers) >= _MAX_TOKENIZERS:
-                del self._tokenizers[next(iter(self._tokenizers))]
-            self._tokenizers[key] = (answer.digest, tokenizer)
+            while len(self._kept) >= _MAX_TOKENIZERS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = (answer.digest, tokenizer)
         if sampler.chat_template:
             return await asyncio.to_thread(tokenizer.with_chat_template, sampler.chat_template)
         return tokenizer
