@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -292,6 +293,27 @@ async def test_trajectories_that_are_too_large(small: CoordinatorRig, players: F
     players.outcome = lambda play: finished(play, num_tokens=150)
     done = await caller.wait(await caller.generate(num_tasks=4))
     assert decode_status(done.error).reason == "CAPACITY_EXHAUSTED"
+
+
+async def test_what_failed_is_kept_and_takes_no_room_from_what_counts(
+    small: CoordinatorRig, players: FakePlayers
+) -> None:
+    caller = RolloutCaller(small)
+    whole = finished(Play(0, 0, 0), num_tokens=40)
+    assert 500 < len(whole.content) < 1000
+    lost = failed(Play(0, 0, 0))
+    players.outcome = lambda play: (
+        finished(play) if play.attempt == 9 else replace(lost, content=whole.content)
+    )
+    operation = await caller.generate(num_tasks=4, groups={"max_replacements": 9})
+    done = await caller.wait(operation)
+    assert groups_of(done) == {task: [0, 1] for task in range(4)}
+    episodes = await caller.episodes(operation)
+    bad = [each for each in episodes if each.state == rollout_pb2.RolloutEpisode.STATE_FAILED]
+    assert len(bad) == 4 * 2 * 9
+    # An eighth of what the batch may take.
+    assert sum(each.HasField("trajectory") for each in bad) == 20_000 // 8 // len(whole.content)
+    assert all(each.failure.startswith("worker died") for each in bad)
 
 
 async def test_batches_are_listed_newest_first(small: CoordinatorRig) -> None:
