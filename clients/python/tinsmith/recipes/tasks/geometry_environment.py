@@ -35,10 +35,15 @@ from tinsmith.types import ImageChunk
 
 CALCULATOR = Tool(
     "calculator",
-    "Computes an expression of numbers, + - * / ** and brackets.",
+    "Computes.",
     {
         "type": "object",
-        "properties": {"expression": {"type": "string"}},
+        "properties": {
+            "expression": {
+                "type": "string",
+                "description": "Of numbers, + - * / ** and brackets.",
+            }
+        },
         "required": ["expression"],
     },
 )
