@@ -24,7 +24,11 @@ _BUILTIN = {
     "math": "tinsmith_environment.builtin.math:MathEnvironment",
     "guessing": "tinsmith_environment.builtin.guessing:GuessingEnvironment",
 }
-_ADAPTERS = {"gymnasium": "tinsmith.environments.adapters.gymnasium:GymnasiumEnvironment"}
+_ADAPTERS = {
+    "gymnasium": "tinsmith.environments.adapters.gymnasium:GymnasiumEnvironment",
+    "openenv": "tinsmith.environments.adapters.openenv:OpenEnvEnvironment",
+    "verifiers": "tinsmith.environments.adapters.verifiers:VerifiersEnvironment",
+}
 """The class that plays an id of a library: `gymnasium:CartPole-v1`."""
 
 
