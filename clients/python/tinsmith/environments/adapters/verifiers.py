@@ -100,6 +100,7 @@ class VerifiersEnvironment(Environment):
         index = config.get("index", _BY_SEED)
         if isinstance(index, bool) or not isinstance(index, int | float) or index != int(index):
             raise InvalidSettingError("index", f"must be a whole number, got {index!r}")
+        self._check_place(env)
         task = verifiers_tasks.choose(env.taskset, seed, int(index))
         self._endpoint = ChatEndpoint()
         self._episode = EpisodeThread(env, task, self._endpoint)
@@ -160,6 +161,20 @@ class VerifiersEnvironment(Environment):
             remedy="choose a harness that appends to one conversation by chat completions, such as "
             "the default one",
         )
+
+    def _check_place(self, env: Any) -> None:
+        """Refuse what needs a container and has none, before anything is started."""
+        spec = getattr(self._config, self._seat)
+        if spec.runtime.type != "subprocess":
+            return
+        harness = type(self._vf.load_harness(spec.harness))
+        for needy in (type(env.taskset).task_type(), harness):
+            if needy.NEEDS_CONTAINER:
+                raise ConfigurationError(
+                    f"the environment {self._name} of verifiers needs a container for its "
+                    f"{needy.__name__}, and its runtime is a process of this machine",
+                    remedy="give runtime={'type': 'docker'}, or another kind that verifiers has",
+                )
 
     def _read_config(self, env: Any, taskset: Mapping[str, Any]) -> Any:
         """Return the `EnvConfig` of what was given."""

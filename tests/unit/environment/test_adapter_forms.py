@@ -1,9 +1,10 @@
-"""What is read of an environment of OpenEnv: its actions, its observations, its tools' answers."""
+"""What adapters read before anything is played: actions, observations, and what is installed."""
 
 from __future__ import annotations
 
 import base64
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -117,3 +118,10 @@ def test_ids_of_libraries_name_their_adapters(word: str) -> None:
     library, _, name = word.partition(":")
     assert path.startswith(f"tinsmith.environments.adapters.{library}:")
     assert settings == {"env": name}
+
+
+def test_an_older_verifiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1", types.ModuleType("verifiers.v1"))
+    monkeypatch.setattr("tinsmith.environments.adapters.verifiers.version", lambda library: "0.2.1")
+    with pytest.raises(ConfigurationError, match=r"verifiers is 0\.2\.1.*pip install"):
+        VerifiersEnvironment("gsm8k")
