@@ -29,22 +29,21 @@ END = "<|im_end|>"
 @contextmanager
 def game(kind: str) -> Iterator[str]:
     """A server process of OpenEnv; its address."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [python_of("openenv"), GAMES / "guess_server.py", kind],
         env=variables(),
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
+    ) as process:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.terminate()
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -114,9 +114,9 @@ def test_a_recipe_trains_on_a_class_of_the_users_file(
         "keep_rollouts=jsonl",
     )
     run_tinsmith("verifiers", server, "run", "rl", *words)
-    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
+    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert rows[0]["turns"] == 1.0
     [trained] = (tmp_path / "out/rollouts").glob("train-*")
-    [kept, *_] = [json.loads(line) for line in trained.open()]
+    [kept, *_] = [json.loads(line) for line in trained.read_text().splitlines()]
     assert kept["turns"][0]["info"]["rewards"].keys() == {"correct", "short"}
     assert "+ 1 = ?" in json.dumps(kept["messages"])

@@ -16,6 +16,7 @@ from tinsmith.environments.adapters.openenv_actions import ActionForm
 from tinsmith.environments.adapters.verifiers import VerifiersEnvironment
 from tinsmith.environments.environment import Observation
 from tinsmith.errors import ConfigurationError
+from tinsmith_environment.registry import adapted
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "integer"}
@@ -112,9 +113,7 @@ def test_a_client_that_is_shared_is_refused() -> None:
     "word", ["verifiers:sums", "openenv:http://127.0.0.1:8000", "gymnasium:CartPole-v1"]
 )
 def test_ids_of_libraries_name_their_adapters(word: str) -> None:
-    from tinsmith_environment.registry import _adapted
-
-    path, settings = _adapted(word)
+    path, settings = adapted(word)
     library, _, name = word.partition(":")
     assert path.startswith(f"tinsmith.environments.adapters.{library}:")
     assert settings == {"env": name}

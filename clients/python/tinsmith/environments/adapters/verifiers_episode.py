@@ -109,7 +109,7 @@ class EpisodeThread:
         self._begun.set()
         vf: Any = importlib.import_module("verifiers.v1")
         # The path is the secret. The name keeps verifiers from sending a key of the user's.
-        client = vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var="TINSMITH_NO_KEY")
+        client = vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var="NO_KEY_OF_A_PLAYER")
         async with self._env.serving():
             return await self._env.run_episode(
                 self._task, vf.ModelContext(model=PLAYER, client=client)
