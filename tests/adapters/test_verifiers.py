@@ -74,6 +74,7 @@ def test_a_taskset_without_an_end_is_played() -> None:
 def test_a_failure_is_no_reward_of_zero_and_says_why() -> None:
     two = {"taskset": {"id": "sums_tasks"}, "id": "duel_env"}
     counted = {"taskset": {"id": "sums_tasks"}, "agent": {"max_total_tokens": 9}}
+    repeated = {"taskset": {"id": "sums_tasks"}, "agent": {"retries": {"max_retries": 1}}}
     boxed = {"harness": {"id": "codex"}}
     problems = {
         "ValueError: no reward today": asked("odd_tasks", "x"),
@@ -84,6 +85,7 @@ def test_a_failure_is_no_reward_of_zero_and_says_why() -> None:
         "known are: index, taskset": asked("sums_tasks", "x", config={"split": "eval"}),
         "2 agents without a model of their own (first, second)": asked(two, "x"),
         "sets max_total_tokens": asked(counted, "x"),
+        "sets retries": asked(repeated, "x"),
         "needs a container for its CodexHarness": asked("sums_tasks", "x", arguments=boxed),
     }
     for problem, told in zip(problems, play(*problems.values()), strict=True):

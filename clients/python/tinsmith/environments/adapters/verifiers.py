@@ -265,7 +265,7 @@ def _player_seat(config: Any) -> str:
     """Return the agent of an environment that the player is: the one without a model of its own.
 
     Raises:
-        ConfigurationError: If there are several, or it counts tokens.
+        ConfigurationError: If there are several, or it counts tokens or begins anew by itself.
     """
     agents: Any = importlib.import_module("verifiers.v1.configs.agent")
     seats = agents.agent_config_fields(config)
@@ -278,6 +278,13 @@ def _player_seat(config: Any) -> str:
             "env={'taskset': {...}, 'judge': {'client': {...}, 'model': ...}}",
         )
     seat = str(free[0])
+    retries = seats[seat].retries
+    if retries.max_retries or retries.rules:
+        raise ConfigurationError(
+            f"the agent {seat} of {config.env_id} sets retries, and an episode that failed is "
+            "played again by the rollout",
+            remedy="leave them out",
+        )
     counted = [name for name in _TOKEN_LIMITS if getattr(seats[seat], name) is not None]
     if counted:
         raise ConfigurationError(
