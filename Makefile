@@ -49,7 +49,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
@@ -85,6 +85,10 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 		--no-header requirements/vllm-cuda.in -o requirements/vllm-cuda.txt
 	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-header \
 		--override requirements/clients-override.in requirements/clients.in -o requirements/clients.txt
+	for library in verifiers openenv; do \
+		$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-header --extra environment \
+			pyproject.toml requirements/$$library.in -o requirements/$$library.txt || exit 1; \
+	done
 
 demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
@@ -145,6 +149,18 @@ test-guides: venv ## Run the commands of the documentation and compare what they
 	@touch $@
 
 venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients of OpenAI's API (2 minutes, 3 GB)
+
+# verifiers and OpenEnv ask for different versions of mcp, so that each has an environment of its own.
+.venv-verifiers/.installed .venv-openenv/.installed: .venv-%/.installed: requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install -q --disable-pip-version-check --no-cache-dir --no-deps --require-hashes -r requirements/$*.txt
+	.venv-$*/bin/pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+venv-adapters: .venv-verifiers/.installed .venv-openenv/.installed ## Make environments with verifiers and with OpenEnv (3 minutes, 2 GB)
+
+test-adapters: venv venv-adapters ## Play environments of the real verifiers and OpenEnv (3 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/adapters
 
 flakes: venv ## Run TESTS (the gate's) RUNS times in other orders beside LOAD busy processes; name what fails
 	$(TEST_ENV) $(BIN)/python -m tests.flakes --runs $(RUNS) --load $(LOAD) --seed $(FLAKES_SEED) $(TESTS)

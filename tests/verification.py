@@ -78,6 +78,11 @@ SUITES = (
     Suite(name="thin-client", shows="the client installs alone", command="make thin-client"),
     Suite(name="clients", shows="clients of OpenAI's API, unmodified", command="make test-clients"),
     Suite(name="vllm", shows="sampling with a real vLLM", command="make test-vllm"),
+    Suite(
+        name="adapters",
+        shows="environments of verifiers and OpenEnv",
+        command="make test-adapters",
+    ),
     Suite(name="attack", shows="nobody reaches what is another's", command="make attack"),
     Suite(name="fuzz", shows="hostile messages beside a neighbour", command="make fuzz"),
     Suite(

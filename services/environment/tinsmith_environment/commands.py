@@ -31,7 +31,8 @@ def _group() -> None:
 @env.command("serve")
 def serve(
     environments: Annotated[
-        list[str], typer.Argument(help="module:Class, NAME=module:Class, gymnasium:ID.")
+        list[str],
+        typer.Argument(help="module:Class, NAME=module:Class, gymnasium:ID, verifiers:ID."),
     ],
     scheduler_address: Annotated[
         str, typer.Option("--scheduler", help="host:port. Default: TINSMITH_SCHEDULER_ADDRESS.")

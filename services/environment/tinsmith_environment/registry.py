@@ -25,7 +25,11 @@ _BUILTIN = {
     "math": "tinsmith_environment.builtin.math:MathEnvironment",
     "guessing": "tinsmith_environment.builtin.guessing:GuessingEnvironment",
 }
-_ADAPTERS = {"gymnasium": "tinsmith.environments.adapters.gymnasium:GymnasiumEnvironment"}
+_ADAPTERS = {
+    "gymnasium": "tinsmith.environments.adapters.gymnasium:GymnasiumEnvironment",
+    "openenv": "tinsmith.environments.adapters.openenv:OpenEnvEnvironment",
+    "verifiers": "tinsmith.environments.adapters.verifiers:VerifiersEnvironment",
+}
 """The class that plays an id of a library: `gymnasium:CartPole-v1`."""
 
 
@@ -96,11 +100,14 @@ def environment_not_found(name: str) -> EnvironmentNotFoundError:
 def modules_of(config: EnvironmentConfig) -> list[str]:
     """Return the modules of all environments, built-in and configured ones."""
     paths = {**_BUILTIN, **config.class_paths()}.values()
-    return sorted({_adapted(path)[0].partition(":")[0] for path in paths})
+    return sorted({adapted(path)[0].partition(":")[0] for path in paths})
 
 
-def _adapted(class_path: str) -> tuple[str, dict[str, JsonValue]]:
-    """Return the class that plays an environment of another library, and its arguments."""
+def adapted(class_path: str) -> tuple[str, dict[str, JsonValue]]:
+    """Return the class that plays what a path names, and its arguments.
+
+    An id of another library is played by its adapter; a class plays itself.
+    """
     module, _, name = class_path.partition(":")
     adapter = _ADAPTERS.get(module)
     return (adapter, {"env": name}) if adapter else (class_path, {})
@@ -114,7 +121,7 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
     """
     specs = []
     for name, path in {**_BUILTIN, **config.class_paths()}.items():
-        class_path, settings = _adapted(path)
+        class_path, settings = adapted(path)
         if class_path == _BUILTIN["math"] and config.math_problems_path is not None:
             settings["problems_path"] = str(config.math_problems_path.resolve())
         try:

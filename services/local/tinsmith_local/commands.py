@@ -78,7 +78,8 @@ def up(
     environment: Annotated[
         list[str] | None,
         typer.Option(
-            help="Environment of your own: module:Class, NAME=module:Class or gymnasium:ID; "
+            help="Environment of your own: module:Class, NAME=module:Class, gymnasium:ID or "
+            "verifiers:ID; "
             "modules are found from this folder."
         ),
     ] = None,
