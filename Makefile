@@ -149,7 +149,7 @@ venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients 
 flakes: venv ## Run TESTS (the gate's) RUNS times in other orders beside LOAD busy processes; name what fails
 	$(TEST_ENV) $(BIN)/python -m tests.flakes --runs $(RUNS) --load $(LOAD) --seed $(FLAKES_SEED) $(TESTS)
 
-test-clients: venv venv-clients ## Run clients of OpenAI's API, and Inspect over the Tinker wire, unmodified, against a server (2 minutes)
+test-clients: venv venv-clients ## Run clients of OpenAI's API, and Inspect over the Tinker wire, unmodified, against a server (5 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone
