@@ -143,12 +143,12 @@ site: venv .venv-docs/.installed ## Build the documentation as a site in site/, 
 test-guides: venv ## Run the commands of the documentation and compare what they print (5 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/guides
 
-.venv-clients/.installed: requirements/clients.txt requirements/install-clients.sh
+.venv-clients/.installed: $(addprefix requirements/,clients.txt cookbook.txt install-clients.sh)
 	$(PYTHON) -m venv .venv-clients
 	TORCH_INDEX_URL=$(TORCH_INDEX_URL) requirements/install-clients.sh .venv-clients
 	@touch $@
 
-venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients of OpenAI's API (2 minutes, 3 GB)
+venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients of OpenAI's API and the tinker cookbook (2 minutes, 3 GB)
 
 # verifiers and OpenEnv ask for different versions of mcp, so that each has an environment of its own.
 .venv-verifiers/.installed .venv-openenv/.installed: .venv-%/.installed: requirements/%.txt pyproject.toml
@@ -165,7 +165,7 @@ test-adapters: venv venv-adapters ## Play environments of the real verifiers and
 flakes: venv ## Run TESTS (the gate's) RUNS times in other orders beside LOAD busy processes; name what fails
 	$(TEST_ENV) $(BIN)/python -m tests.flakes --runs $(RUNS) --load $(LOAD) --seed $(FLAKES_SEED) $(TESTS)
 
-test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, against a server (2 minutes)
+test-clients: venv venv-clients ## Run clients of OpenAI's API, and Inspect over the Tinker wire, unmodified, against a server (5 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Install clients of OpenAI's API for tests/clients: requirements/install-clients.sh ENVIRONMENT
+# Install clients of other APIs for tests/clients: requirements/install-clients.sh ENVIRONMENT
 #
-# Every file must have a hash that requirements/clients.txt names. Only torch comes from elsewhere, as in install.sh:
+# Every file must have a hash that clients.txt or cookbook.txt names. Only torch comes from elsewhere, as in install.sh:
 # a build for a CPU, from TORCH_INDEX_URL, or from a folder that pip is told of (find-links).
 set -eu
 pip() {
@@ -9,4 +9,4 @@ pip() {
 }
 environment=$1
 pip install ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch==2.13.0
-pip install --no-deps --require-hashes -r "$(dirname "$0")/clients.txt"
+pip install --no-deps --require-hashes -r "$(dirname "$0")/clients.txt" -r "$(dirname "$0")/cookbook.txt"

@@ -8,62 +8,18 @@ calls are forced, and schemas are kept by token masks.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tests.clients.users import BIN, User
 
 from tinsmith_local.process import ServerProcess
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 MODEL = "tiny"
-_ROOT = Path(__file__).parents[2]
-_BIN = Path(os.environ.get("TINSMITH_CLIENTS_VENV", _ROOT / ".venv-clients")).absolute() / "bin"
-_PROGRAMS = Path(__file__).parent / "programs"
-_TIMEOUT_S = 240.0
-
-
-class User:
-    """Someone with a URL, a key, and a folder."""
-
-    def __init__(self, server: ServerProcess, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"http://{server.address}"
-        self.key = server.api_key
-        inherited = ("PATH", "TMPDIR", "LANG")
-        self._environment = {
-            **{name: os.environ[name] for name in inherited if name in os.environ},
-            **{f"{name}_BASE_URL": f"{self.url}/v1" for name in ("OPENAI", "TINSMITH")},
-            **{f"{name}_API_KEY": self.key for name in ("OPENAI", "TINSMITH")},
-            "HOME": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            # Prices, versions and traces are asked for elsewhere: no server listens here.
-            "HTTPS_PROXY": "http://127.0.0.1:9",
-        }
-
-    def run(self, *command: str | Path) -> str:
-        """Run a command to its end; return what it wrote."""
-        done = subprocess.run(
-            [str(part) for part in command],
-            env=self._environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def run_program(self, name: str, *arguments: str | Path) -> list[dict[str, Any]]:
-        """Run a program; return the JSON objects that it wrote, a line each."""
-        output = self.run(_BIN / "python", _PROGRAMS / f"{name}.py", MODEL, *arguments)
-        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +30,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServerProcess]:
-    assert (_BIN / "python").exists(), "run make venv-clients first"
+    assert (BIN / "python").exists(), "run make venv-clients first"
     with ServerProcess(tmp_path_factory.mktemp("server"), {MODEL: model_dir}) as server:
         yield server
 
@@ -85,7 +41,7 @@ def user(server: ServerProcess, tmp_path: Path) -> User:
 
 
 def test_openai_agents_runs_a_loop_of_tools_by_both_apis(user: User) -> None:
-    told = user.run_program("openai_agents")
+    told = user.run_program("openai_agents", MODEL)
     assert [one["api"] for one in told] == ["responses", "chat_completions"]
     loop = ["tool_call_item", "tool_call_output_item", "message_output_item"]
     for one in told:
@@ -95,13 +51,13 @@ def test_openai_agents_runs_a_loop_of_tools_by_both_apis(user: User) -> None:
 
 
 def test_pydantic_ai_gets_its_types(user: User) -> None:
-    (told,) = user.run_program("pydantic_ai_schema")
+    (told,) = user.run_program("pydantic_ai_schema", MODEL)
     assert told["types"] == ["City"] * 3
     assert told["num_tokens"] > 0
 
 
 def test_langchain_gets_messages_calls_and_structures(user: User) -> None:
-    (told,) = user.run_program("langchain_chat")
+    (told,) = user.run_program("langchain_chat", MODEL)
     assert told["num_tokens"] > 0
     assert told["responses_tokens"] > 0
     assert told["num_chunks"] > 1
@@ -111,7 +67,7 @@ def test_langchain_gets_messages_calls_and_structures(user: User) -> None:
 
 
 def test_litellm_gets_calls_schemas_and_its_own_error(user: User) -> None:
-    (told,) = user.run_program("litellm_completion")
+    (told,) = user.run_program("litellm_completion", MODEL)
     assert told["num_tokens"] <= 16
     assert told["num_chunks"] > 1
     assert told["calls"][0] == "get_time"
@@ -120,14 +76,14 @@ def test_litellm_gets_calls_schemas_and_its_own_error(user: User) -> None:
 
 
 def test_inspect_ai_evaluates_a_task_with_a_tool(user: User) -> None:
-    (told,) = user.run_program("inspect_ai_task", user.folder / "logs")
+    (told,) = user.run_program("inspect_ai_task", MODEL, user.folder / "logs")
     assert told["status"] == "success", told["error"]
     assert told["roles"] == ["user", "assistant", "tool"]
     assert told["num_scores"] == 1
 
 
 def test_verifiers_draws_rollouts(user: User) -> None:
-    (told,) = user.run_program("verifiers_rollouts")
+    (told,) = user.run_program("verifiers_rollouts", MODEL)
     assert told["rewards"] == [1.0] * 4
 
 
@@ -160,7 +116,7 @@ def test_lm_eval_scores_choices_as_the_server_does(user: User, model_dir: Path) 
     }
     joined = ",".join(f"{name}={value}" for name, value in arguments.items())
     user.run(
-        *(_BIN / "lm_eval", "run", "--model", "local-completions", "--model_args", joined),
+        *(BIN / "lm_eval", "run", "--model", "local-completions", "--model_args", joined),
         *("--tasks", "choices", "--include_path", tasks),
         *("--output_path", user.folder / "results", "--log_samples"),
     )
@@ -186,7 +142,7 @@ def _score(client: openai.OpenAI, prompt: str, continuation: str) -> float:
 def test_guidellm_loads_the_server_without_an_error(user: User, model_dir: Path) -> None:
     report = user.folder / "report.json"
     user.run(
-        *(_BIN / "guidellm", "run", "--disable-console"),
+        *(BIN / "guidellm", "run", "--disable-console"),
         *("--backend", f"kind=openai_http,target={user.url},model={MODEL},api_key={user.key}"),
         *("--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=40"),
         *("--tokenizer", f"kind=hf_auto,model={model_dir}"),

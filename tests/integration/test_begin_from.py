@@ -162,9 +162,11 @@ def test_an_environment_of_ones_own_begins_with_one_that_works(
     assert "guessing" in invoke(embedded, monkeypatch, "environments", "list")
     said = invoke(embedded, monkeypatch, "environments", "new", "letters.py:LettersEnvironment")
     command = next(line for line in said.splitlines() if line.startswith("  tinsmith run rl"))
-    words = [*command.split()[1:], "num_steps=1", "num_problems=2", "group_size=2"]
+    words = [*command.split()[1:], "num_steps=1", "num_problems=2", "group_size=8"]
     said = invoke(embedded, monkeypatch, *words, "num_validation=2", "output_dir=out")
     assert "validation reward" in said
+    # Random weights are rarely right, and learn: every group has better plays and worse ones.
+    assert "trained 16 " in said
     again = invoke(embedded, monkeypatch, "environments", "new", "letters.py:LettersEnvironment")
     assert "cannot be written: File exists" in again
     assert "is not FILE.py:CLASS" in invoke(embedded, monkeypatch, "environments", "new", "letters")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import peft
 import pytest
 import torch
 import transformers
+from tests.support.hugging_face_cache import fill_cache
 
 from tinsmith_local.process import ServerProcess
 
@@ -37,7 +37,6 @@ PROMPT = "Shout."
 
 _PROGRAMS = Path(__file__).parent / "cookbook"
 _PROGRAM_TIMEOUT_S = 240.0
-_REVISION = "0" * 40
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
 def user(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> User:
     folder = tmp_path_factory.mktemp("user")
     hugging_face = folder / "hugging_face"
-    _fill_cache(hugging_face / "hub", model_dir)
+    fill_cache(hugging_face / "hub", MODEL_NAME, model_dir)
     inherited = ("PATH", "TMPDIR", "LANG")
     return User(
         {
@@ -333,11 +332,3 @@ def _metrics(log: Path) -> list[dict[str, Any]]:
 
 def _checkpoints(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (log / "checkpoints.jsonl").read_text().splitlines()]
-
-
-def _fill_cache(hub: Path, model_dir: Path) -> None:
-    """Lay out a model as if it had been downloaded under the name that it is served with."""
-    repository = hub / f"models--{MODEL_NAME.replace('/', '--')}"
-    shutil.copytree(model_dir, repository / "snapshots" / _REVISION)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(_REVISION)

@@ -127,7 +127,7 @@ def test_jsonl_reads_gsm8k_lines(tmp_path: Path) -> None:
     [
         pytest.param("{", "not JSON", id="not-json"),
         pytest.param("[1]", "expected an object", id="not-an-object"),
-        pytest.param('{"question": "q"}', "must be strings", id="key-missing"),
+        pytest.param('{"question": "q"}', "must be strings; .* reward=FILE", id="key-missing"),
         pytest.param('{"question": "q", "answer": "7"}', "no number behind", id="no-mark"),
     ],
 )

@@ -16,7 +16,7 @@ app = typer.Typer(help="List environments, and begin one of your own.", no_args_
 
 _COLUMNS = {"name": "NAME", "description": "DESCRIPTION", "default_config": "SETTINGS"}
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
-_TEMPLATE = '''"""{name}: say how many letters a word has."""
+_TEMPLATE = '''"""{name}: answer a word with one of the same length."""
 
 from tinsmith.environments.environment import Environment, Observation, StepResult
 
@@ -24,23 +24,26 @@ WORDS = ("tin", "iron", "copper", "zinc", "silver")
 
 
 class {name}(Environment):
-    """How many letters has a word?"""
+    """Which word is as long as this one?"""
 
-    description = "Count the letters of a word."
+    description = "Answer a word with one of the same length."
     default_config = {{"hint": False}}
 
     def reset(self, seed, config):
         """Begin an episode: the same seed and config give the same one."""
         self._word = WORDS[seed % len(WORDS)]
-        hint = " Answer with one digit." if config["hint"] else ""
-        return Observation.of_user(f"How many letters has {{self._word}}?{{hint}}")
+        hint = f" It has {{len(self._word)}} letters." if config["hint"] else ""
+        return Observation.of_user(f"A word as long as {{self._word}}?{{hint}}")
 
     def step(self, action):
         """Take an answer; `done` ends the episode, else the observation goes on with it."""
-        is_right = (action.text or "").strip() == str(len(self._word))
-        info = {{"is_success": is_right}}
-        return StepResult(Observation(), float(is_right), done=True, info=info)
+        text = (action.text or "").strip()
+        distance = abs(sum(letter.isalpha() for letter in text) - len(self._word))
+        # A model that is never right learns from what is nearly so.
+        reward = 1 / (1 + distance)
+        return StepResult(Observation(), reward, done=True, info={{"is_success": distance == 0}})
 '''
+"""Answers of random weights earn different rewards in it, so that a group of them teaches."""
 
 
 @app.command("list")

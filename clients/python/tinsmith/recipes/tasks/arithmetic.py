@@ -226,7 +226,10 @@ def decode_record(value: Any, *, where: str) -> MathRecord:
         raise MathFormatError(f"{where}: expected an object, got {type(value).__name__}")
     question, answer = value.get("question"), value.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
-        raise MathFormatError(f"{where}: `question` and `answer` must be strings")
+        raise MathFormatError(
+            f"{where}: `question` and `answer` must be strings; "
+            "other rows with a prompt are scored by a reward=FILE.py:score or a judge= of yours"
+        )
     record = MathRecord(question, answer)
     try:
         extract_final_answer(answer)
