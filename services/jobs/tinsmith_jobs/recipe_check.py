@@ -12,7 +12,7 @@ from tinsmith import names
 from tinsmith.driver.agents import agent_key_variable, read_agents
 from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
-from tinsmith.jobs.methods import BUILT_IN_DATA, RECIPE_METHODS
+from tinsmith.jobs.methods import BUILT_IN_DATA, HUB_METHODS, RECIPE_METHODS
 from tinsmith.recipes.tasks.hub_data import HUB, parse_address
 from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
@@ -127,13 +127,18 @@ def _check_data(job: JobSpec) -> None:
             continue
         if data in BUILT_IN_DATA[method] or Path(data).is_absolute():
             continue
-        if data.startswith(HUB):
+        may_read_hub = method in HUB_METHODS
+        if data.startswith(HUB) and may_read_hub:
             _check_address(setting, data, field)
             continue
+        what = f"comes with no {method} and is no file of the driver's pod"
+        if data.startswith(HUB):
+            what = f"{method} does not read: the methods that do are {', '.join(HUB_METHODS)}"
+        hub = " or hf://OWNER/NAME" if may_read_hub else ""
         raise SpecError(
-            f"{setting} is {data!r}, which comes with no {method} and is no file of the driver's "
-            "pod; give spec.data.configMapRef, spec.data.pvc, s3://bucket/path or hf://OWNER/NAME "
-            f"as spec.data.name, or one of {', '.join(BUILT_IN_DATA[method])}",
+            f"{setting} is {data!r}, which {what}; give spec.data.configMapRef, spec.data.pvc, or "
+            f"s3://bucket/path{hub} as spec.data.name, or one of "
+            f"{', '.join(BUILT_IN_DATA[method])}",
             field,
         )
 

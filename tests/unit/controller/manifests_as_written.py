@@ -150,13 +150,25 @@ SPECS = [
         "data-of-a-file-on-the-laptop",
         "data: {name: train.jsonl}",
         "Failed",
-        r"no file of the driver's pod; give spec\.data\.configMapRef, spec\.data\.pvc or s3:",
+        r"no file of the driver's pod; give spec\.data\.configMapRef, spec\.data\.pvc, or s3:",
     ),
     (
         "data-of-the-hub-as-a-setting",
         "{data: null, method: {type: supervised, parameters: {data: 'hf://openai/gsm8k'}}}",
         "Failed",
-        r"spec\.method\.parameters\.data is 'hf://openai/gsm8k'",
+        r"spec\.method\.parameters\.data is 'hf://openai/gsm8k', which supervised does not read",
+    ),
+    (
+        "data-of-the-hub",
+        "{data: {name: 'hf://openai/gsm8k:main'}, method: {type: rl}}",
+        "Running",
+        "",
+    ),
+    (
+        "data-of-the-hub-with-a-key-that-is-none",
+        "{data: {name: 'hf://openai/gsm8k?part=main'}, method: {type: rl}}",
+        "Failed",
+        r"spec\.data\.name is refused: .*'part' is no key of an address",
     ),
     (
         "checkpoints-on-the-disk-of-a-trainer",

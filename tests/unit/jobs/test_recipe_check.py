@@ -86,6 +86,11 @@ def test_an_address_of_the_hub_is_read_before_gpus_are_held(data: str, problem: 
     assert caught.value.field == "spec.data.name"
 
 
+def test_a_method_that_reads_no_hub_says_which_do() -> None:
+    with pytest.raises(SpecError, match="the methods that do are rl, dpo, distillation, evaluate"):
+        check_recipe(job_of("supervised", data="hf://openai/gsm8k"))
+
+
 @pytest.mark.parametrize(
     "data",
     ["geometry", "/job-data/train.jsonl", "hf://openai/gsm8k:main?split=train", "hf:///data/gsm8k"],

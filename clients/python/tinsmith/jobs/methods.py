@@ -16,6 +16,9 @@ BUILT_IN_DATA = {
 }
 """Data that each recipe brings along; anything else has a place."""
 
+HUB_METHODS = ("rl", "dpo", "distillation", "evaluate")
+"""Those whose recipe reads data sets of the hub."""
+
 RECIPE_METHODS = frozenset(BUILT_IN_DATA)
 """Those that are a recipe, by its name."""
 

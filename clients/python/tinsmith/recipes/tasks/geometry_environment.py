@@ -35,15 +35,10 @@ from tinsmith.types import ImageChunk
 
 CALCULATOR = Tool(
     "calculator",
-    "Computes.",
+    "Computes an expression.",
     {
         "type": "object",
-        "properties": {
-            "expression": {
-                "type": "string",
-                "description": "Of numbers, + - * / ** and brackets.",
-            }
-        },
+        "properties": {"expression": {"type": "string"}},
         "required": ["expression"],
     },
 )

@@ -21,6 +21,7 @@ from tinsmith.recipes.tasks.conversations import (
     scale_weights,
 )
 from tinsmith.recipes.tasks.lengths import fit_length
+from tinsmith.recipes.tasks.public_data import hold_out
 from tinsmith.recipes.tasks.row_layouts import ConversationFormatError
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.text.tokenizer import Tokenizer
@@ -225,9 +226,7 @@ class WarmStartTask:
 
 
 class ConversationTask:
-    """A user's JSONL file; every tenth conversation is held out."""
-
-    HELD_OUT_EVERY = 10
+    """A user's JSONL file; every fifth conversation is held out, as where others read the file."""
 
     def __init__(
         self,
@@ -241,7 +240,7 @@ class ConversationTask:
     ) -> None:
         # All of the file is rendered before anything is trained: a bad line is found at once.
         rendered = [(each, rules.data_of(each, tokenizer)) for each in read_conversations(path)]
-        kept = [(each, data) for each, data in rendered if data]
+        kept = [row for row in rendered if row[1]]
         if not kept:
             raise ConversationFormatError(
                 f"{path}: each line is longer than the model's context",
@@ -249,14 +248,12 @@ class ConversationTask:
             )
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
-        held_out = kept[:: self.HELD_OUT_EVERY] if len(kept) > 1 else []
+        # By their place in the file: `tinsmith eval` scores no row that was trained on.
+        trained, held_out = ([row for row in part if row[1]] for part in hold_out(rendered))
+        if not trained:
+            trained, held_out = kept, []
         self._held_out = [conversation for conversation, _ in held_out]
         self._held_out_data = [datum for _, data in held_out for datum in data]
-        trained = [
-            (conversation, data)
-            for index, (conversation, data) in enumerate(kept)
-            if index % self.HELD_OUT_EVERY or not held_out
-        ]
         self._data = [datum for _, data in trained for datum in data]
         self._draw = EpochDraw(len(self._data), min(batch_size, len(self._data)), seed)
         self.description = (
