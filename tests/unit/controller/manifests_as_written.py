@@ -160,13 +160,13 @@ SPECS = [
     ),
     (
         "data-of-the-hub",
-        "{data: {name: 'hf://openai/gsm8k:main'}, method: {type: rl}}",
+        "{data: {name: 'hf://openai/gsm8k:main'}, method: {type: rl}, roles: {sampler: {gpus: 1}}}",
         "Running",
         "",
     ),
     (
         "data-of-the-hub-with-a-key-that-is-none",
-        "{data: {name: 'hf://openai/gsm8k?part=main'}, method: {type: rl}}",
+        "{data: {name: 'hf://a/b?part=c'}, method: {type: rl}, roles: {sampler: {gpus: 1}}}",
         "Failed",
         r"spec\.data\.name is refused: .*'part' is no key of an address",
     ),

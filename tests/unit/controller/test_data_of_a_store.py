@@ -59,7 +59,7 @@ def test_an_init_container_fetches_it_with_the_keys_of_the_job(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("data", "has_token"),
-    [("hf://org/sums?revision=1a2b", True), ("hf:///data/sums", False), ("pig_latin", False)],
+    [("hf://org/sums?revision=1a2b", True), ("hf:///data/sums", False), ("arithmetic", False)],
 )
 def test_a_driver_that_reads_the_hub_has_the_key_of_the_model(
     tmp_path: Path, data: str, has_token: bool
@@ -67,9 +67,8 @@ def test_a_driver_that_reads_the_hub_has_the_key_of_the_model(
     world, process = deployment(tmp_path)
     named = "model: {name: m, source: 'hf://org/m', hubTokenSecretRef: {name: hub}}"
     mirror = "{name: HF_ENDPOINT, value: 'https://mirror'}"
-    spec = (
-        f"data: {{name: '{data}'}}\n{named}\nroles: {{driver: {{template: {{env: [{mirror}]}}}}}}"
-    )
+    roles = f"roles: {{sampler: {{gpus: 1}}, driver: {{template: {{env: [{mirror}]}}}}}}"
+    spec = f"method: {{type: rl}}\ndata: {{name: '{data}'}}\n{named}\n{roles}"
     world.create("trainingjobs", NAMESPACE, manifest(spec))
 
     process.settle()
