@@ -75,10 +75,17 @@ def run_tinsmith(library: str, server: ServerProcess, *words: str, **further: st
     )
 
 
-def play(*asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Play episodes in one process; return what `programs/play.py` tells of each."""
+def play(*asked: Mapping[str, Any], together: bool = False, **further: str) -> list[dict[str, Any]]:
+    """Play episodes in one process; return what `programs/play.py` tells of each.
+
+    Args:
+        asked: The episodes, one after the other.
+        together: Whether they are played at once.
+        further: Variables of the process.
+    """
     [library] = {each["adapter"] for each in asked}
-    output = run(library, _PLAY, *(json.dumps(each) for each in asked))
+    flags = ["--together"] if together else []
+    output = run(library, _PLAY, *flags, *(json.dumps(each) for each in asked), **further)
     told = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert len(told) == len(asked)
     return told

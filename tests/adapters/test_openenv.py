@@ -81,7 +81,9 @@ def test_failures_and_silence_end_the_episode_with_a_reason(guess_url: str) -> N
     refused = {"form": "function", "url": guess_url}
     problems = {
         "the game crashed": asked(guess_url, "crash"),
-        "step took over 2 s": asked(guess_url, "sleep", arguments={"timeout_s": 2.0}),
+        "step took over 2 s, with what came before it": asked(
+            guess_url, "sleep", arguments={"timeout_s": 2.0}
+        ),
         "connecting failed": asked("http://127.0.0.1:9", "x"),
         "without .sync()": asked("guess_server:sync_client", "x", **refused),
         "known are: reset": asked(guess_url, "x", config={"split": "test"}),
@@ -111,6 +113,31 @@ def test_tools_are_called_and_a_turn_without_a_call_ends() -> None:
     assert used["said"] == f"{CALL}{END}It is 5.{END}"
     assert "divide" in contents(missing)[2]
     assert missing["rewards"] == [0.0, 0.0]
+
+
+def test_a_client_of_tools_that_a_function_makes_is_played() -> None:
+    with game("calc") as url:
+        made = asked("guess_server:calc_client", CALL, "5.", form="function", url=url)
+        used, raw = play(made, asked(url, CALL, "5."))
+    assert contents(used) == contents(raw)
+    assert used["rewards"] == raw["rewards"] == [1.0, 0.0]
+
+
+def test_the_calls_of_a_turn_share_one_deadline() -> None:
+    waiting = CALL.replace('"a": 2, "b": 3', '"a": 0, "b": 2')
+    with game("calc") as url:
+        [told] = play(asked(url, f"{waiting}\n{waiting}", arguments={"timeout_s": 3.0}))
+    assert "the tool add took over 3 s, with what came before it" in told["failure"]
+
+
+def test_the_schema_is_read_with_the_clients_headers_and_without_a_proxy() -> None:
+    proxy = {"http_proxy": "http://127.0.0.1:9"}
+    with game("private") as url:
+        made = asked("guess_server:private_client", "3", form="function", url=url, seed=3)
+        [told] = play(made, **proxy)
+        [refused] = play(asked(url, "3", seed=3))
+    assert told["rewards"] == [1.0]
+    assert "403" in refused["failure"]
 
 
 async def test_a_pod_serves_them_by_their_addresses(guess_url: str, tmp_path: Path) -> None:

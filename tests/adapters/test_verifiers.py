@@ -71,10 +71,33 @@ def test_a_taskset_without_an_end_is_played() -> None:
     assert told["rewards"] == [1.0]
 
 
+def test_a_harness_of_the_taskset_plays_before_the_default_one() -> None:
+    [told] = play(asked("bundle_tasks", "Hi."))
+    assert contents(told) == ["Bundled: Hello.", "Hi."]
+
+
+def test_episodes_at_once_share_the_locks_of_verifiers() -> None:
+    both = play(asked("slow_tasks", "a"), asked("slow_tasks", "b"), together=True)
+    assert [contents(told) for told in both] == [["Hello.", "a"], ["Hello.", "b"]]
+    assert {told["reason"] for told in both} == {"done"}
+
+
+def test_a_slow_taskset_and_a_proxy_for_the_loopback_are_failures() -> None:
+    slow = {"load_s": 30.0, "timeout_s": 0.5}
+    [late] = play(asked("slow_tasks", "x", arguments=slow))
+    assert "took over 0.5 s to load its tasks" in late["failure"]
+    proxy = {"http_proxy": "http://127.0.0.1:9"}
+    [sent] = play(asked("sums_tasks", "3", seed=2), **proxy)
+    assert "send such calls to a proxy; set NO_PROXY=127.0.0.1" in sent["failure"]
+    [near] = play(asked("sums_tasks", "3", seed=2), **proxy, no_proxy="127.0.0.1")
+    assert near["rewards"] == [2.5]
+
+
 def test_a_failure_is_no_reward_of_zero_and_says_why() -> None:
     two = {"taskset": {"id": "sums_tasks"}, "id": "duel_env"}
     counted = {"taskset": {"id": "sums_tasks"}, "agent": {"max_total_tokens": 9}}
     repeated = {"taskset": {"id": "sums_tasks"}, "agent": {"retries": {"max_retries": 1}}}
+    sampled = {"taskset": {"id": "sums_tasks"}, "agent": {"sampling": {"top_p": 0.5, "stop": "."}}}
     boxed = {"harness": {"id": "codex"}}
     problems = {
         "ValueError: no reward today": asked("odd_tasks", "x"),
@@ -86,6 +109,7 @@ def test_a_failure_is_no_reward_of_zero_and_says_why() -> None:
         "2 agents without a model of their own (first, second)": asked(two, "x"),
         "sets max_total_tokens": asked(counted, "x"),
         "sets retries": asked(repeated, "x"),
+        "sets the sampling of top_p, and": asked(sampled, "x"),
         "needs a container for its CodexHarness": asked("sums_tasks", "x", arguments=boxed),
     }
     for problem, told in zip(problems, play(*problems.values()), strict=True):

@@ -3,6 +3,7 @@
 `guess` has an action of one text; `move` one of two numbers; `calc` has tools by MCP.
 """
 
+import asyncio
 import socket
 import sys
 import time
@@ -16,6 +17,9 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.generic_client import GenericEnvClient
+from openenv.core.mcp_client import MCPToolClient
+from starlette.responses import PlainTextResponse
 
 
 class Guess(Action):
@@ -86,6 +90,8 @@ class CalcGame(MCPEnvironment):
 
     async def step_async(self, action, timeout_s=None, **kwargs):
         observation = await super().step_async(action, timeout_s=timeout_s, **kwargs)
+        if isinstance(action, CallToolAction) and action.arguments.get("a") == 0:
+            await asyncio.sleep(action.arguments["b"])
         if isinstance(action, CallToolAction) and "5" in str(observation.result):
             observation.reward = 1.0
         return observation
@@ -113,18 +119,36 @@ def guess_client(url):
     return GuessClient(base_url=url)
 
 
+def calc_client(url):
+    return MCPToolClient(base_url=url)
+
+
+def private_client(url):
+    return GenericEnvClient(base_url=url, headers={"X-Key": "mine"})
+
+
 def sync_client(url):
     return GuessClient(base_url=url).sync()
+
+
+async def private(request, call_next):
+    """Answer HTTP with the key alone."""
+    if request.headers.get("X-Key") != "mine":
+        return PlainTextResponse("no key", 403)
+    return await call_next(request)
 
 
 GAMES = {
     "guess": (GuessGame, Guess, Hint),
     "move": (MoveGame, Move, Hint),
+    "private": (GuessGame, Guess, Hint),
     "calc": (CalcGame, CallToolAction, CallToolObservation),
 }
 
 if __name__ == "__main__":
     app = create_fastapi_app(*GAMES[sys.argv[1]], max_concurrent_envs=8)
+    if sys.argv[1] == "private":
+        app.middleware("http")(private)
     listening = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"{listening.getsockname()[1]}\n")
     sys.stdout.flush()

@@ -3,7 +3,8 @@
 play.py '{"adapter": "verifiers", "env": "sums_tasks", "arguments": {}, "seed": 0, "config": {},
 "texts": ["1"]}'
 
-It writes a JSON object, a line for each argument: what was read and said, rewards and facts.
+It writes a JSON object, a line for each argument: what was read and said, rewards and facts. With
+`--together` first, all are played at once.
 """
 
 from __future__ import annotations
@@ -73,5 +74,13 @@ async def play(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-for word in sys.argv[1:]:
-    print(json.dumps(asyncio.run(play(json.loads(word)))), flush=True)
+async def play_together(words: Sequence[str]) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(play(json.loads(word)) for word in words))
+
+
+if sys.argv[1] == "--together":
+    for told in asyncio.run(play_together(sys.argv[2:])):
+        print(json.dumps(told), flush=True)
+else:
+    for word in sys.argv[1:]:
+        print(json.dumps(asyncio.run(play(json.loads(word)))), flush=True)

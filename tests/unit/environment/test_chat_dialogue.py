@@ -77,6 +77,14 @@ def test_where_a_turn_ends_is_passed_on() -> None:
     assert ChatDialogue().observe(asking(QUESTION, stop=["a", "b"])).stop == ("a", "b")
 
 
+def test_the_stop_that_ended_a_turn_is_no_part_of_the_answer() -> None:
+    dialogue = ChatDialogue()
+    dialogue.observe(asking(QUESTION, stop=["d", "nd", "</a>"]))
+    assert dialogue.answer(Action(text="<a>5</a>"))["content"] == "<a>5"
+    dialogue.observe(asking(QUESTION, {"role": "assistant", "content": "<a>5"}, QUESTION, stop="x"))
+    assert dialogue.answer(Action(text="<a>5</a>"))["content"] == "<a>5</a>"
+
+
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
@@ -134,6 +142,11 @@ def test_a_conversation_that_is_not_continued_is_refused(
             id="address",
         ),
         pytest.param(asking(QUESTION, tools=[{"type": "web_search"}]), "no", id="tool"),
+        pytest.param(
+            asking({"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}),
+            "without arguments",
+            id="call",
+        ),
     ],
 )
 def test_what_is_no_turn_of_text_is_refused(sent: dict[str, Any], problem: str) -> None:

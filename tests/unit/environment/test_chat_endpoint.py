@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
+import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +39,13 @@ def endpoint() -> Iterator[ChatEndpoint]:
 def caller() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
+
+
+def address(endpoint: ChatEndpoint) -> tuple[str, int]:
+    parts = urllib.parse.urlsplit(endpoint.url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
 
 
 def call(url: str, body: Any = REQUEST, **headers: str) -> tuple[int, str]:
@@ -88,6 +99,30 @@ def test_a_call_that_is_too_long_is_refused(endpoint: ChatEndpoint) -> None:
 def test_what_is_no_request_is_refused(endpoint: ChatEndpoint) -> None:
     for body in (b"no", b"[]", b"{}"):
         assert call(f"{endpoint.url}/chat/completions", body)[0] == 400
+
+
+def test_a_path_without_a_slash_is_not_found(endpoint: ChatEndpoint) -> None:
+    with socket.create_connection(address(endpoint), WAIT_S) as connection:
+        connection.sendall(b"POST nothing HTTP/1.0\r\n\r\n")
+        assert b" 404 " in connection.recv(100)
+
+
+def test_a_client_that_went_away_is_no_failure(
+    endpoint: ChatEndpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = set(threading.enumerate())
+    body = json.dumps(REQUEST).encode()
+    path = f"/{endpoint.url.split('/', 3)[3]}/chat/completions"
+    head = f"POST {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(address(endpoint), WAIT_S) as connection:
+        connection.sendall(head.encode() + body)
+        endpoint.next(WAIT_S)
+        # It is reset, not ended.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    [answering] = set(threading.enumerate()) - before
+    endpoint.answer(SAID)
+    answering.join(WAIT_S)
+    assert capfd.readouterr().err == ""
 
 
 def test_calls_that_wait_end_with_the_episode(caller: ThreadPoolExecutor) -> None:

@@ -41,6 +41,7 @@ class ChatDialogue:
     def __init__(self) -> None:
         self._seen: list[dict[str, Any]] = []
         self._tools: list[Any] | None = None
+        self._stop: tuple[str | int, ...] = ()
         self._num_calls = 0
 
     def observe(self, request: Mapping[str, Any]) -> Observation:
@@ -70,8 +71,9 @@ class ChatDialogue:
             shown.append(read)
             images += found
         self._seen = list(messages)
+        self._stop = _read_stop(request)
         return Observation(
-            tuple(shown), tuple(images), tools=self._read_tools(request), stop=_read_stop(request)
+            tuple(shown), tuple(images), tools=self._read_tools(request), stop=self._stop
         )
 
     def answer(self, action: Action) -> dict[str, Any]:
@@ -82,11 +84,16 @@ class ChatDialogue:
         """
         if action.text is None and not action.tool_calls:
             raise InvalidActionError("the environment reads text and calls of tools, no tokens")
-        message: dict[str, Any] = {"role": "assistant", "content": action.text or ""}
+        message: dict[str, Any] = {"role": "assistant", "content": self._cut(action.text or "")}
         if action.tool_calls:
             message["tool_calls"] = [self._write_call(call) for call in action.tool_calls]
         self._seen.append(message)
         return message
+
+    def _cut(self, text: str) -> str:
+        """Return a text without the stop that ended it, as the API gives it."""
+        ends = [each for each in self._stop if isinstance(each, str) and text.endswith(each)]
+        return text.removesuffix(max(ends, key=len, default=""))
 
     def _write_call(self, call: ToolCall) -> dict[str, Any]:
         self._num_calls += 1
@@ -177,6 +184,8 @@ def _read_call(call: Any) -> ToolCall:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise DialogueError("a message calls a tool that is no function")
+    if not function.keys() >= {"name", "arguments"}:
+        raise DialogueError("a message calls a tool without a name, or without arguments")
     return ToolCall(str(function["name"]), str(function["arguments"]), str(call.get("id") or ""))
 
 

@@ -14,6 +14,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,14 +150,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # How long a client may take to send its request.
     timeout = 60.0
 
+    def handle(self) -> None:
+        """Answer a connection; one whose client went away has no reader."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            super().handle()
+
     def do_POST(self) -> None:
-        _, secret, *rest = self.path.split("/", 2)
+        secret, _, rest = self.path.partition("/")[2].partition("/")
         endpoint = self.server.find(secret)
         if endpoint is None:
             self._send_error(404, "no episode is played here")
             return
-        if f"/{''.join(rest)}" != _CALL_PATH:
-            problem = f"its model is called at /{''.join(rest)}, and only {_CALL_PATH} is played"
+        if f"/{rest}" != _CALL_PATH:
+            problem = f"its model is called at /{rest}, and only {_CALL_PATH} is played"
             endpoint.tell(Refused(problem))
             self._send_error(404, problem)
             return

@@ -55,7 +55,7 @@ class OpenEnvEnvironment(Environment):
         action: Returns the action of a text; the one text field of the action by default.
         invalid_reward: Reward of a turn that holds no action.
         headers: HTTP headers of the connection, such as those of a private Space.
-        timeout_s: What each answer of the server may take.
+        timeout_s: What the answers of the server to one turn may take in all.
         **reset: Arguments of the server's `reset`, beside the seed.
 
     Example:
@@ -101,6 +101,7 @@ class OpenEnvEnvironment(Environment):
         given = config.get("reset") or {}
         if not isinstance(given, Mapping):
             raise InvalidSettingError("reset", f"must be an object, got {given!r}")
+        self._session.begin_turn()
         self._session.open()
         self._form = self._session.action_form(is_needed=self._make_action is None)
         arguments = {"seed": seed % _MAX_SEED, **self._reset_arguments, **given}
@@ -118,6 +119,7 @@ class OpenEnvEnvironment(Environment):
         """Apply what the model said, or tell it which action is wanted."""
         if self._form is None:
             raise RuntimeError("the episode has not begun")
+        self._session.begin_turn()
         if action.tool_calls:
             return self._call_tools(action.tool_calls)
         if self._form.has_tools and self._make_action is None:

@@ -7,13 +7,16 @@ import importlib
 import inspect
 import json
 import logging
+import re
 import threading
 import typing
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tinsmith.environments.adapters.deadlines import Deadline
 from tinsmith.environments.adapters.failures import EpisodeFailedError
 from tinsmith.environments.adapters.openenv_actions import ActionForm, InvalidTextError
 from tinsmith.environments.adapters.openenv_views import fields_of
@@ -23,13 +26,14 @@ from tinsmith.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 50.0
-"""What each answer of a server may take; below what a step of ours may."""
-CLOSE_TIMEOUT_S = 10.0
-"""What is waited until a session has ended."""
+"""What the answers of a server to one turn may take; below what a step of ours may."""
+CLOSE_TIMEOUT_S = 8.0
+"""What is waited until a session has ended; below what a close of ours may take."""
 MAX_SCHEMA_BYTES = 4 << 20
 """Of the description of an environment's actions."""
 _INVALID = "(code: VALIDATION_ERROR)"
 _HTTP = {"ws": "http", "wss": "https"}
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class Session:
@@ -38,7 +42,7 @@ class Session:
     Args:
         env: The address of a server, or what makes a client.
         headers: HTTP headers of the connection.
-        timeout_s: What each answer may take.
+        timeout_s: What the answers to one turn may take in all.
     """
 
     def __init__(self, env: Any, headers: Mapping[str, str], timeout_s: float) -> None:
@@ -56,6 +60,7 @@ class Session:
         self._env = env
         self._headers = dict(headers)
         self._timeout_s = timeout_s
+        self._deadline = Deadline(timeout_s)
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
         self._client: Any = None
@@ -66,6 +71,10 @@ class Session:
         if isinstance(self._env, str):
             return self._env
         return getattr(self._env, "__name__", type(self._client or self._env).__name__)
+
+    def begin_turn(self) -> None:
+        """Allow the time of a turn, from now on."""
+        self._deadline = Deadline(self._timeout_s)
 
     def open(self) -> None:
         """Connect.
@@ -87,8 +96,7 @@ class Session:
         Raises:
             ConfigurationError: If it is needed, and the action has no one field for a text.
         """
-        typed = _action_class(type(self._client))
-        form = self._form_of(typed)
+        form = self._form_of(_action_class(type(self._client)))
         if not is_needed or (form is not None and (form.has_tools or form.text_field)):
             return form or ActionForm()
         told = f"has the fields {form.fields}" if form else "is of a class that is not known"
@@ -137,13 +145,14 @@ class Session:
         if self._thread is None:
             self._loop.close()
             return
+        deadline = self._deadline = Deadline(CLOSE_TIMEOUT_S)
         if self._client is not None:
             try:
-                self._call("closing", self._client.close, CLOSE_TIMEOUT_S)
+                self._call("closing", self._client.close)
             except EpisodeFailedError as error:
                 logger.warning("session of OpenEnv not closed", extra={"problem": str(error)})
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._thread.join(deadline.left_s())
         self._thread = None
 
     def _run(self) -> None:
@@ -171,18 +180,19 @@ class Session:
             )
         await self._client.connect()
 
-    def _call(self, what: str, make: Callable[[], Any], timeout_s: float | None = None) -> Any:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-
+    def _call(self, what: str, make: Callable[[], Any]) -> Any:
         async def awaited() -> Any:
             return await make()
 
         future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
         try:
-            return future.result(limit_s)
+            return future.result(self._deadline.left_s())
         except TimeoutError:
             future.cancel()
-            raise EpisodeFailedError(f"{self.name}: {what} took over {limit_s:g} s") from None
+            limit_s = self._deadline.timeout_s
+            raise EpisodeFailedError(
+                f"{self.name}: {what} took over {limit_s:g} s, with what came before it"
+            ) from None
         except ConfigurationError:
             raise
         except Exception as error:
@@ -204,12 +214,16 @@ class Session:
         return getattr(types, f"{kind}Action")(**fields)
 
     def _form_of(self, typed: Any) -> ActionForm | None:
+        mcp: Any = importlib.import_module("openenv.core.mcp_client")
+        if isinstance(self._client, mcp.MCPClientBase):
+            return ActionForm(has_tools=True)
         if typed is not None:
             return ActionForm.of_schema(typed.model_json_schema(), typed)
         base_url = self._env if isinstance(self._env, str) else _base_url(self._client)
         if not base_url or not isinstance(self._client, self._core.GenericEnvClient):
             return None
-        return ActionForm.of_schema(_fetch_schema(base_url, self._headers, self._timeout_s))
+        headers = {**(getattr(self._client, "_headers", None) or {}), **self._headers}
+        return ActionForm.of_schema(_fetch_schema(base_url, headers, self._deadline.left_s()))
 
 
 def _import_core() -> Any:
@@ -242,10 +256,20 @@ def _fetch_schema(base_url: str, headers: Mapping[str, str], timeout_s: float) -
     url = f"{_HTTP.get(scheme, scheme)}://{rest}/schema"
     try:
         request = urllib.request.Request(url, headers=dict(headers))
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            schema = json.loads(answer.read(MAX_SCHEMA_BYTES))["action"]
+        with _opener(url).open(request, timeout=timeout_s) as answer:
+            text = answer.read(MAX_SCHEMA_BYTES + 1)
+        if len(text) > MAX_SCHEMA_BYTES:
+            raise ValueError(f"the answer is over {MAX_SCHEMA_BYTES >> 20} MiB")
+        schema = json.loads(text)["action"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EpisodeFailedError(f"{url} describes no actions: {error}") from error
     if not isinstance(schema, Mapping):
         raise EpisodeFailedError(f"{url} describes no actions")
     return schema
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Return what opens an address; no proxy reaches the loopback of this machine."""
+    if _LOOPBACK.fullmatch(urllib.parse.urlsplit(url).hostname or ""):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()

@@ -4,8 +4,8 @@
 
 It is an `Environment` like any other: played in the client, or named by the settings of a server as
 `sums=verifiers:my-env`. A subclass with an `env_id` of its own needs no arguments. Prompts, tools,
-users, stops and rewards are those of verifiers, since its own episode runs in a thread of this
-process. Only the model is replaced: verifiers is given the address of an endpoint, which waits for
+users, stops and rewards are those of verifiers, since its own episode runs in this process, in
+a thread. Only the model is replaced: verifiers is given the address of an endpoint, which waits for
 the player's turn.
 
 What cannot be played turn by turn is refused by name: several players, seats that count tokens, and
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import urllib.request
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -23,8 +24,9 @@ from typing import Any, ClassVar
 from tinsmith.environments.adapters import verifiers_tasks
 from tinsmith.environments.adapters.chat_dialogue import ChatDialogue, DialogueError
 from tinsmith.environments.adapters.chat_endpoint import ChatEndpoint, Ended, Refused
+from tinsmith.environments.adapters.deadlines import Deadline
 from tinsmith.environments.adapters.failures import EpisodeFailedError
-from tinsmith.environments.adapters.verifiers_episode import EpisodeThread, Outcome
+from tinsmith.environments.adapters.verifiers_episode import BackgroundEpisode, Outcome
 from tinsmith.environments.adapters.verifiers_harness import register
 from tinsmith.environments.environment import (
     TEXT,
@@ -41,8 +43,11 @@ from tinsmith.errors import ConfigurationError
 
 EPISODE_TIMEOUT_S = 55.0
 """What verifiers may take between two turns; a little below what a server gives a step."""
+_LOOPBACK = "127.0.0.1"
 _BY_SEED = -1
 _OLDEST = (0, 4)
+_PLAIN_HARNESS = "bash"
+"""What verifiers plays where nothing names a harness."""
 _TOKEN_LIMITS = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
 
 
@@ -55,7 +60,7 @@ class VerifiersEnvironment(Environment):
             where the environment names none.
         runtime: Settings of where that program runs; this machine by default, where the environment
             names no other.
-        timeout_s: What verifiers may take between two turns.
+        timeout_s: What verifiers may take between two turns, the loading of its tasks included.
         **taskset: Settings of the taskset, where `env` is an id.
 
     Example:
@@ -80,6 +85,7 @@ class VerifiersEnvironment(Environment):
         **taskset: Any,
     ) -> None:
         self._vf = _import_verifiers()
+        _check_proxies()
         env = env if env is not None else self.env_id
         if not env:
             raise ConfigurationError(
@@ -92,19 +98,18 @@ class VerifiersEnvironment(Environment):
         self._config = self._fill_seat(harness, runtime)
         self._dialogue = ChatDialogue()
         self._endpoint: ChatEndpoint | None = None
-        self._episode: EpisodeThread | None = None
+        self._episode: BackgroundEpisode | None = None
 
     def reset(self, seed: int, config: Mapping[str, JsonValue]) -> Observation:
         """Begin the episode of the task that the seed, or `index`, chooses."""
-        env = self._make_env(config.get("taskset") or {})
+        deadline = Deadline(self._timeout_s)
         index = config.get("index", _BY_SEED)
         if isinstance(index, bool) or not isinstance(index, int | float) or index != int(index):
             raise InvalidSettingError("index", f"must be a whole number, got {index!r}")
-        self._check_place(env)
-        task = verifiers_tasks.choose(env.taskset, seed, int(index))
+        env, task = self._load(config.get("taskset") or {}, seed, int(index), deadline)
         self._endpoint = ChatEndpoint()
-        self._episode = EpisodeThread(env, task, self._endpoint)
-        shown = self._next()
+        self._episode = BackgroundEpisode(env, task, self._endpoint)
+        shown = self._next(deadline)
         if isinstance(shown, Outcome):
             raise EpisodeFailedError(
                 f"{self._name} ended before the model had a turn: {shown.info['stop_condition']}"
@@ -116,7 +121,7 @@ class VerifiersEnvironment(Environment):
         if self._endpoint is None:
             raise RuntimeError("the episode has not begun")
         self._endpoint.answer(self._dialogue.answer(action))
-        shown = self._next()
+        shown = self._next(Deadline(self._timeout_s))
         if isinstance(shown, Outcome):
             return StepResult(Observation(), shown.reward, True, to_plain(shown.info))
         return StepResult(shown, 0.0, False)
@@ -132,11 +137,27 @@ class VerifiersEnvironment(Environment):
     def _name(self) -> str:
         return str(self._config.env_id)
 
-    def _next(self) -> Observation | Outcome:
+    def _load(self, given: Any, seed: int, index: int, deadline: Deadline) -> tuple[Any, Any]:
+        """Return the `Env` of this episode, and its task."""
+
+        def load() -> tuple[Any, Any]:
+            env = self._make_env(given)
+            self._check_place(env)
+            return env, verifiers_tasks.choose(env.taskset, seed, index)
+
+        try:
+            return deadline.run(load, "verifiers-loading")
+        except TimeoutError as error:
+            raise EpisodeFailedError(
+                f"{self._name} took over {self._timeout_s:g} s to load its tasks; it goes on, and "
+                "a later episode finds them"
+            ) from error
+
+    def _next(self, deadline: Deadline) -> Observation | Outcome:
         """Return what the model is shown next, or how the episode ended."""
         assert self._endpoint is not None
         try:
-            event = self._endpoint.next(self._timeout_s)
+            event = self._endpoint.next(deadline.left_s())
         except TimeoutError:
             raise EpisodeFailedError(
                 f"{self._name} took over {self._timeout_s:g} s between two turns; a tool server "
@@ -201,7 +222,7 @@ class VerifiersEnvironment(Environment):
         spec = getattr(self._config, self._seat)
         given: dict[str, Any] = {}
         if harness is not None or spec.harness is None:
-            given["harness"] = dict(harness or {"id": register()})
+            given["harness"] = dict(harness or {"id": self._default_harness()})
         if runtime is not None or "runtime" not in spec.model_fields_set:
             given["runtime"] = dict(runtime or {"type": "subprocess"})
         if not given:
@@ -214,6 +235,11 @@ class VerifiersEnvironment(Environment):
                 remedy="correct harness= and runtime=",
             ) from error
         return self._config.model_copy(update={self._seat: filled})
+
+    def _default_harness(self) -> str:
+        """Return the harness that the taskset bundles; a loop of chat where it bundles none."""
+        found = str(self._vf.default_harness_id(self._config.taskset.id))
+        return register() if found == _PLAIN_HARNESS else found
 
     def _make_env(self, given: Any) -> Any:
         """Return an `Env` of this episode; one that serves belongs to one event loop."""
@@ -261,11 +287,22 @@ def _import_verifiers() -> Any:
     return vf
 
 
+def _check_proxies() -> None:
+    """Refuse a proxy for the loopback, where verifiers calls its model and its tools."""
+    proxies = urllib.request.getproxies()
+    if proxies.keys() & {"http", "all"} and not urllib.request.proxy_bypass(_LOOPBACK):
+        raise ConfigurationError(
+            "environments of verifiers call this machine over HTTP, and the variables of the "
+            "process send such calls to a proxy",
+            remedy=f"set NO_PROXY={_LOOPBACK}, beside what it names already",
+        )
+
+
 def _player_seat(config: Any) -> str:
     """Return the agent of an environment that the player is: the one without a model of its own.
 
     Raises:
-        ConfigurationError: If there are several, or it counts tokens or begins anew by itself.
+        ConfigurationError: If there are several, or it counts tokens, samples or begins anew.
     """
     agents: Any = importlib.import_module("verifiers.v1.configs.agent")
     seats = agents.agent_config_fields(config)
@@ -291,5 +328,14 @@ def _player_seat(config: Any) -> str:
             f"the agent {seat} of {config.env_id} sets {', '.join(counted)}, and tokens are "
             "counted by the rollout",
             remedy="leave it out, and set RolloutConfig(max_tokens_per_turn=...)",
+        )
+    sampling = seats[seat].sampling
+    settings = sampling.model_dump(exclude_none=True) if sampling is not None else {}
+    sampled = sorted(settings.keys() - {"stop"})
+    if sampled:
+        raise ConfigurationError(
+            f"the agent {seat} of {config.env_id} sets the sampling of {', '.join(sampled)}, and "
+            "the rollout samples",
+            remedy="leave it out, and set RolloutConfig(temperature=...) and the like",
         )
     return seat

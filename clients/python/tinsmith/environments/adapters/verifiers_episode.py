@@ -1,10 +1,16 @@
-"""One episode of verifiers, in a thread with an event loop of its own, and how it ended."""
+"""One episode of verifiers, and how it ended.
+
+All episodes of a process run on one event loop, in a thread: verifiers keeps locks for the whole
+process, and a lock belongs to one loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +21,8 @@ from tinsmith.environments.adapters.failures import EpisodeFailedError
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 20.0
-"""What verifiers may take to end what it started."""
+STOP_TIMEOUT_S = 8.0
+"""What is waited until verifiers has ended what it started; below what a server gives a close."""
 PLAYER = "player"
 """What verifiers calls the model."""
 
@@ -60,7 +66,7 @@ class Outcome:
         )
 
 
-class EpisodeThread:
+class BackgroundEpisode:
     """Plays an episode until it ends or is stopped; tells the endpoint when it has ended.
 
     Args:
@@ -73,40 +79,36 @@ class EpisodeThread:
         self._env = env
         self._task = task
         self._endpoint = endpoint
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._playing: asyncio.Task[Any] | None = None
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="verifiers-episode", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        self._loop = _shared_loop()
+        self._loop.call_soon_threadsafe(self._start, context=contextvars.Context())
 
     def stop(self) -> None:
         """End the episode, wherever it is, and wait until what it started has ended."""
-        self._begun.wait(STOP_TIMEOUT_S)
-        if self._loop is not None and self._playing is not None and self._thread.is_alive():
-            try:
-                self._loop.call_soon_threadsafe(self._playing.cancel)
-            except RuntimeError:
-                logger.debug("the episode has ended by itself")
-        self._thread.join(STOP_TIMEOUT_S)
-        if self._thread.is_alive():
+        self._loop.call_soon_threadsafe(self._cancel)
+        if not self._ended.wait(STOP_TIMEOUT_S):
             logger.warning("an episode of verifiers goes on", extra={"after_s": STOP_TIMEOUT_S})
 
-    def _run(self) -> None:
-        outcome: Any
-        try:
-            outcome = asyncio.run(self._play())
-        except asyncio.CancelledError:
-            outcome = EpisodeFailedError("it was stopped")
-        except BaseException as error:
-            # Passed to the player, whose call is waiting for it.
-            outcome = error
-        self._begun.set()
+    def _start(self) -> None:
+        self._playing = self._loop.create_task(self._play())
+        self._playing.add_done_callback(self._tell)
+
+    def _cancel(self) -> None:
+        assert self._playing is not None
+        self._playing.cancel()
+
+    def _tell(self, playing: asyncio.Task[Any]) -> None:
+        """Pass the outcome, or the error, to the player, whose call is waiting for it."""
+        if playing.cancelled():
+            outcome: Any = EpisodeFailedError("it was stopped")
+        else:
+            error = playing.exception()
+            outcome = playing.result() if error is None else error
+        self._ended.set()
         self._endpoint.tell(Ended(outcome))
 
     async def _play(self) -> Any:
-        self._loop = asyncio.get_running_loop()
-        self._playing = asyncio.current_task()
-        self._begun.set()
         vf: Any = importlib.import_module("verifiers.v1")
         # The path is the secret. The name keeps verifiers from sending a key of the user's.
         client = vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var="NO_KEY_OF_A_PLAYER")
@@ -114,3 +116,27 @@ class EpisodeThread:
             return await self._env.run_episode(
                 self._task, vf.ModelContext(model=PLAYER, client=client)
             )
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_lock = threading.Lock()
+
+
+def _shared_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of this process; that of a parent has no thread here."""
+    with _lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=_serve, args=(loop,), name="verifiers", daemon=True).start()
+        return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+        except BaseException:
+            # A task that exits, as by `sys.exit`, ends the loop; the other episodes go on.
+            logger.exception("a task of verifiers wanted to exit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -19,7 +20,14 @@ MAX_KEPT_TASKSETS = 8
 MAX_ENDLESS_TASKS = 10_000
 """Of a taskset without an end: those that seeds choose among."""
 
-_kept: OrderedDict[Hashable, Sequence[Any]] = OrderedDict()
+
+@dataclass(slots=True)
+class _Kept:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    tasks: Sequence[Any] | None = None
+
+
+_kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -52,13 +60,15 @@ def choose(taskset: Any, seed: int, index: int) -> Any:
 def _tasks(taskset: Any) -> Sequence[Any]:
     key = taskset if taskset.transform is not None else _key(taskset)
     with _lock:
-        tasks = _kept.get(key)
-        if tasks is None:
-            tasks = _kept[key] = list(taskset)
+        kept = _kept.setdefault(key, _Kept())
         _kept.move_to_end(key)
         while len(_kept) > MAX_KEPT_TASKSETS:
             _kept.popitem(last=False)
-    return tasks
+    # Others load meanwhile.
+    with kept.lock:
+        if kept.tasks is None:
+            kept.tasks = list(taskset)
+        return kept.tasks
 
 
 def _key(taskset: Any) -> Hashable:
