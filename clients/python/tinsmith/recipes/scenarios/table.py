@@ -114,7 +114,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "geometry_tool": Scenario(
         "several turns with a picture and a calculator, an adapter",
         "rl",
-        {**_GEOMETRY, "calculator": True, "max_tokens": 32, "num_steps": 240},
+        {**_GEOMETRY, "calculator": True, "max_tokens": 32},
     ),
     "gomoku_two": Scenario(
         "two adapters with an optimizer each play gomoku against each other in a match",

@@ -35,7 +35,9 @@ from tinsmith.types import ImageChunk
 
 CALCULATOR = Tool(
     "calculator",
-    "Computes an expression.",
+    # Its name says it. Ten tokens more before each figure keep a small model from learning to read
+    # the numbers in it: measured over three seeds.
+    "",
     {
         "type": "object",
         "properties": {"expression": {"type": "string"}},
