@@ -189,7 +189,7 @@ def test_own_files_conversations_and_problems(embedded: Deployment, tmp_path: Pa
         )
         rl.main(dataclasses.replace(RL, data=str(problems), output_dir=tmp_path / "r"), client)
     assert summary.after.metrics["held_out_loss"] < summary.before.metrics["held_out_loss"]
-    assert len(summary.after.examples) == 2
+    assert len(summary.after.examples) == 4
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,14 @@ def test_a_call_reads_as_qwen_writes_it_and_costs_few_tokens(tokenizer: Tokenize
     assert tokenizer.decode(tokenizer.encode(CALL)) == CALL
 
 
-def test_a_tool_of_a_scenario_is_told_whole(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("description", "told"), [("", "Tools: calculator<"), ("Computes.", "calculator: Computes.<")]
+)
+def test_a_tool_is_told_whole(tokenizer: Tokenizer, description: str, told: str) -> None:
     asked = [{"role": "user", "content": "area?"}]
-    function = {"name": CALCULATOR.name, "description": CALCULATOR.description}
+    function = {"name": CALCULATOR.name, "description": description}
     tool = {"type": "function", "function": {**function, "parameters": CALCULATOR.parameters}}
-    told = tokenizer.render_chat_template(asked, tools=[tool])
-    assert f"Tools: calculator: {CALCULATOR.description}" in told
+    assert told in tokenizer.render_chat_template(asked, tools=[tool])
 
 
 def test_weights_are_those_of_the_seed(seeing: Path, tmp_path: Path) -> None:
