@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import evidence
-from tests.e2e.cluster import CrdServer, TestCluster, UnavailableError, prepare, start_cluster
+from tests.e2e.cluster import (
+    CrdServer,
+    Kubelet,
+    TestCluster,
+    UnavailableError,
+    prepare,
+    start_cluster,
+)
 from tests.e2e.cluster.container import why_unusable
 from tests.e2e.deployment import install_resources
 from tests.e2e.history import recent
 from tests.e2e.lab import Lab, start_lab
+from tests.e2e.training import TrainingDeployment, process_nodes, training_deployment
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
@@ -97,3 +105,22 @@ def lab(resources: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("lab")
     with resources.namespace() as name, start_lab(resources, name, folder) as lab:
         yield lab
+
+
+@pytest.fixture(scope="module")
+def kubelet(request: pytest.FixtureRequest, cluster: TestCluster) -> Iterator[Kubelet]:
+    """Two nodes of two GPUs, whose names begin as the module says: `NODES`."""
+    with process_nodes(cluster, request.module.NODES) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    cluster: TestCluster, kubelet: Kubelet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TrainingDeployment]:
+    """A deployment for all tests of a module: jobs do not disturb each other."""
+    with (
+        cluster.namespace() as namespace,
+        training_deployment(cluster, namespace, tmp_path_factory.mktemp("jobs")) as started,
+    ):
+        yield started

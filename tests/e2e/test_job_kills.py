@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Json, Kubelet, TestCluster
+from tests.e2e.cluster import Json, Kubelet
 from tests.e2e.training import (
     MODEL,
     POD_SETTINGS,
     TINY,
     TrainingDeployment,
-    process_nodes,
-    training_deployment,
 )
 
 _TRAINING_S = 600.0
@@ -35,24 +32,8 @@ _KILLS = {
 
 pytestmark = pytest.mark.timeout(1200)
 
-
-@pytest.fixture(scope="module")
-def kubelet(cluster: TestCluster) -> Iterator[Kubelet]:
-    """Two nodes."""
-    with process_nodes(cluster, "kills") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def deployment(
-    cluster: TestCluster, kubelet: Kubelet, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TrainingDeployment]:
-    """A deployment whose jobs have all kinds of pods of their own."""
-    with (
-        cluster.namespace() as namespace,
-        training_deployment(cluster, namespace, tmp_path_factory.mktemp("kills")) as started,
-    ):
-        yield started
+NODES = "kills"
+"""Begins the names of the two nodes of `kubelet`."""
 
 
 def _rl() -> Json:

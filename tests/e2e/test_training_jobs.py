@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from tests.e2e.training import (
     POD_SETTINGS,
     TINY,
     TrainingDeployment,
-    process_nodes,
-    training_deployment,
 )
 
 _TRAINING_S = 240.0
@@ -43,24 +40,8 @@ http.server.HTTPServer((os.environ["POD_IP"], 9090), Handler).serve_forever()
 
 pytestmark = pytest.mark.timeout(600)
 
-
-@pytest.fixture(scope="module")
-def kubelet(cluster: TestCluster) -> Iterator[Kubelet]:
-    """Two nodes of two GPUs."""
-    with process_nodes(cluster, "training") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def deployment(
-    cluster: TestCluster, kubelet: Kubelet, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TrainingDeployment]:
-    """One deployment for all tests: jobs do not disturb each other."""
-    with (
-        cluster.namespace() as namespace,
-        training_deployment(cluster, namespace, tmp_path_factory.mktemp("training")) as started,
-    ):
-        yield started
+NODES = "training"
+"""Begins the names of the two nodes of `kubelet`."""
 
 
 @pytest.fixture(scope="module")

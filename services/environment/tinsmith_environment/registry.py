@@ -132,7 +132,9 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
             EnvironmentSpec(
                 name=name,
                 class_path=class_path,
-                description=": ".join([path] * (class_path != path) + [found.description]),
+                description=(
+                    found.description if class_path == path else f"{path}: {found.description}"
+                ),
                 default_config=found.default_config,
                 action_kinds=found.action_kinds,
                 settings=settings,

@@ -14,6 +14,8 @@ from typing import Any
 from tinsmith.environments.environment import (
     ACTION_KINDS,
     TOKENS_ALONE,
+    Action,
+    InvalidActionError,
     Message,
     Tool,
 )
@@ -128,6 +130,18 @@ def read_action_kinds(environment: object) -> frozenset[str]:
             f"action_kinds holds {str(unknown[0])[:32]!r}; known are: {', '.join(ACTION_KINDS)}"
         )
     return frozenset(kinds)
+
+
+def check_action_kind(action: Action, kinds: frozenset[str]) -> None:
+    """Refuse an action of a kind that an environment lacks.
+
+    Raises:
+        InvalidActionError: If it is so.
+    """
+    if action.kind not in kinds:
+        raise InvalidActionError(
+            f"must be of the kind {', '.join(sorted(kinds))}, got {action.kind}"
+        )
 
 
 def check_shown_tokens(tokens: Sequence[int], kinds: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tinsmith.environments.chat_messages import (
+    check_action_kind,
     read_action_kinds,
     read_stop,
     read_tokens,
@@ -24,7 +25,6 @@ from tinsmith.environments.chat_messages import (
 from tinsmith.environments.environment import (
     Action,
     Environment,
-    InvalidActionError,
     InvalidSettingError,
     JsonValue,
 )
@@ -65,9 +65,7 @@ class LocalInstance:
             Exception: Whatever the environment raises; the episode is lost then.
         """
         taken = Action(text=action) if isinstance(action, str) else action
-        if taken.kind not in self.action_kinds:
-            kinds = ", ".join(sorted(self.action_kinds))
-            raise InvalidActionError(f"must be of the kind {kinds}, got {taken.kind}")
+        check_action_kind(taken, self.action_kinds)
         result = await self._thread.call("step", lambda: self._environment.step(taken))
         return StepResult(
             observation=_to_chat(result.observation),

@@ -19,7 +19,6 @@ from tinsmith.environments.chat_messages import (
     place_images,
     read_chat_message,
     read_chat_tool,
-    read_tokens,
 )
 from tinsmith.images import (
     MAX_IMAGES,
@@ -93,8 +92,13 @@ def check_images(images: Sequence[ImageChunk]) -> None:
         )
 
 
-def check_observation(observation: Observation, *, max_bytes: int) -> int:
-    """Refuse an observation that is too large, shows nothing, or holds what is no image or token.
+def check_observation(observation: Observation, tokens: Sequence[int], *, max_bytes: int) -> int:
+    """Refuse an observation that is too large, shows nothing, or holds what is no image.
+
+    Args:
+        observation: What is shown.
+        tokens: Those that it shows, as `read_tokens` returned them.
+        max_bytes: Of text, tokens and encoded images.
 
     Returns:
         About how many bytes of text and tokens it holds.
@@ -102,7 +106,6 @@ def check_observation(observation: Observation, *, max_bytes: int) -> int:
     Raises:
         ObservationError: If it is so.
     """
-    tokens = read_tokens(observation)
     if not (observation.messages or tokens):
         raise ObservationError("the episode goes on, and the environment shows no message")
     num_text_bytes = _count_bytes(observation.messages, max_bytes) + _TOKEN_BYTES * len(tokens)

@@ -170,13 +170,13 @@ class RolloutRunner:
         )
         try:
             first = instance.observation
-            num_bytes = check_observation(first, max_bytes=self._config.max_observation_bytes)
+            tokens, num_bytes = self._check(first)
             kinds = read_action_kinds(instance) if hasattr(instance, "action_kinds") else TEXT_ALONE
-            if tokens := read_tokens(first):
+            if tokens:
                 check_shown_tokens(tokens, kinds)
                 conversation = TokenConversation(self._tokenizer)
             tools, stop = read_tools(first.tools), read_stop(first)
-            context = await _aside(num_bytes, _begin_with, conversation, first, tools)
+            context = await _aside(num_bytes, _begin_with, conversation, first, tokens, tools)
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return conversation, _text_of
@@ -189,6 +189,12 @@ class RolloutRunner:
             parser = tool_call_parser(self._tokenizer.tool_template, tools)
             return conversation, _parsed_by(parser)
         return conversation, _text_of
+
+    def _check(self, shown: Observation) -> tuple[tuple[int, ...], int]:
+        """Return the tokens that an observation shows, and about how long reading it takes."""
+        tokens = read_tokens(shown)
+        max_bytes = self._config.max_observation_bytes
+        return tokens, check_observation(shown, tokens, max_bytes=max_bytes)
 
     async def _generate(
         self, rollout: Rollout, conversation: _Conversation, episode_key: str
@@ -252,9 +258,9 @@ class RolloutRunner:
             check_outcome(outcome)
             if not (outcome.done or rollout.is_last_turn):
                 shown = outcome.observation
-                num_bytes = check_observation(shown, max_bytes=self._config.max_observation_bytes)
+                tokens, num_bytes = self._check(shown)
                 stop = read_stop(shown)
-                continuation = await _aside(num_bytes, _go_on_with, conversation, shown)
+                continuation = await _aside(num_bytes, _go_on_with, conversation, shown, tokens)
         except ObservationError as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
@@ -267,15 +273,19 @@ _Conversation: TypeAlias = Conversation | TokenConversation
 
 
 def _begin_with(
-    conversation: _Conversation, shown: Observation, tools: Sequence[Mapping[str, Any]]
+    conversation: _Conversation,
+    shown: Observation,
+    tokens: Sequence[int],
+    tools: Sequence[Mapping[str, Any]],
 ) -> TokenPiece:
     if isinstance(conversation, TokenConversation):
-        return conversation.begin(read_tokens(shown))
+        return conversation.begin(tokens)
     return conversation.begin(shown.messages, images=shown.images, tools=tools)
 
 
-def _go_on_with(conversation: _Conversation, shown: Observation) -> Continuation:
-    tokens = read_tokens(shown)
+def _go_on_with(
+    conversation: _Conversation, shown: Observation, tokens: Sequence[int]
+) -> Continuation:
     if isinstance(conversation, TokenConversation):
         return conversation.add_observation(tokens)
     if tokens:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from tinsmith.environments.chat_messages import read_action_kinds
+from tinsmith.environments.chat_messages import check_action_kind, read_action_kinds
 from tinsmith.environments.environment import TEXT_ALONE
 from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
 from tinsmith_environment.workers import protocol
@@ -99,10 +99,8 @@ class WorkerLoop:
     def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
         environment = self._instances[request["instance"]]
         action = protocol.decode_action(request["action"])
-        if action.kind not in (understood := read_action_kinds(environment)):
-            kinds = ", ".join(sorted(understood))
-            raise _RefusedError("action", f"must be of the kind {kinds}, got {action.kind}")
         try:
+            check_action_kind(action, read_action_kinds(environment))
             return {"result": protocol.encode_result(environment.step(action))}
         except InvalidActionError as error:
             raise _RefusedError("action", str(error)) from error

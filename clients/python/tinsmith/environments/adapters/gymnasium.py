@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from tinsmith.environments.adapters import spaces
+from tinsmith.environments.adapters.shown import as_observation, refuse_action
 from tinsmith.environments.environment import (
     Action,
     Content,
@@ -25,7 +26,6 @@ from tinsmith.environments.environment import (
 )
 from tinsmith.environments.plain_values import to_plain
 from tinsmith.errors import ConfigurationError
-from tinsmith.images import ImageChunk
 
 Render = Callable[[Any, Any], "Content | Observation"]
 """Returns what is shown of the environment and an observation: text, parts, or an `Observation`."""
@@ -94,8 +94,7 @@ class GymnasiumEnvironment(Environment):
         try:
             chosen = self._read(action.text or "")
         except ValueError as error:
-            told = Observation.of_user(f"This is no action: {error}")
-            return StepResult(told, self._invalid_reward, False, {"invalid_action": str(error)})
+            return refuse_action(error, self._invalid_reward)
         observation, reward, terminated, truncated, info = self._env.step(chosen)
         done = bool(terminated or truncated)
         facts = {
@@ -124,14 +123,7 @@ class GymnasiumEnvironment(Environment):
             if self._render is None
             else self._render(self._env, observation)
         )
-        if isinstance(shown, Observation):
-            return shown
-        if isinstance(shown, str):
-            return Observation.of_user("\n".join(filter(None, (before, shown))))
-        parts = [{"type": "text", "text": before}] if before else []
-        texts = [each for each in shown if not isinstance(each, ImageChunk)]
-        images = [each for each in shown if isinstance(each, ImageChunk)]
-        return Observation.of_user([*parts, *texts], images)
+        return as_observation(shown, before)
 
 
 def _make(env_id: str, arguments: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from tinsmith.environments.adapters import openenv_views as views
 from tinsmith.environments.adapters.failures import EpisodeFailedError
 from tinsmith.environments.adapters.openenv_actions import ActionForm, InvalidTextError
 from tinsmith.environments.adapters.openenv_session import ANSWER_TIMEOUT_S, Session
+from tinsmith.environments.adapters.shown import refuse_action
 from tinsmith.environments.environment import (
     TEXT,
     TOOL_CALLS,
@@ -128,19 +129,15 @@ class OpenEnvEnvironment(Environment):
         try:
             taken = self._make_action(text) if self._make_action else self._form.make(text)
         except ValueError as error:
-            return self._refuse(error)
+            return refuse_action(error, self._invalid_reward)
         try:
             return self._outcome(self._session.step(taken))
         except InvalidTextError as error:
-            return self._refuse(error)
+            return refuse_action(error, self._invalid_reward)
 
     def close(self) -> None:
         """End the session."""
         self._session.close()
-
-    def _refuse(self, error: ValueError) -> StepResult:
-        told = Observation.of_user(f"This is no action: {error}")
-        return StepResult(told, self._invalid_reward, False, {"invalid_action": str(error)})
 
     def _call_tools(self, calls: tuple[ToolCall, ...]) -> StepResult:
         messages: list[Message] = []

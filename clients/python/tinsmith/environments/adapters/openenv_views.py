@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tinsmith.environments.adapters.shown import as_observation
 from tinsmith.environments.environment import Content, Observation
 from tinsmith.environments.plain_values import to_plain
 from tinsmith.images import ImageChunk
@@ -70,16 +71,8 @@ def show_answer(observation: Any) -> tuple[Content, Sequence[ImageChunk]]:
 
 
 def to_observation(shown: Any, before: str = "") -> Observation:
-    """Return what a `render` returned as an observation, behind a text."""
-    if isinstance(shown, Observation):
-        return shown
-    if isinstance(shown, str):
-        text = "\n".join(filter(None, (before, shown)))
-        return Observation.of_user(text) if text else Observation()
-    parts = [{"type": "text", "text": before}] if before else []
-    texts = [each for each in shown if not isinstance(each, ImageChunk)]
-    images = [each for each in shown if isinstance(each, ImageChunk)]
-    return Observation.of_user([*parts, *texts], images)
+    """Return what a `render` returned as an observation, behind a text; no text shows nothing."""
+    return Observation() if shown == "" and not before else as_observation(shown, before)
 
 
 def _image(block: Any) -> ImageChunk | None:
