@@ -22,7 +22,7 @@ from tests.e2e.cluster.container import why_unusable
 from tests.e2e.deployment import install_resources
 from tests.e2e.history import recent
 from tests.e2e.lab import Lab, start_lab
-from tests.e2e.training import TrainingDeployment, process_nodes, training_deployment
+from tests.e2e.training import TrainingDeployment, process_nodes, training_deployment, two_nodes
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
@@ -110,7 +110,7 @@ def lab(resources: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="module")
 def kubelet(request: pytest.FixtureRequest, cluster: TestCluster) -> Iterator[Kubelet]:
     """Two nodes of two GPUs, whose names begin as the module says: `NODES`."""
-    with process_nodes(cluster, request.module.NODES) as started:
+    with process_nodes(cluster, two_nodes(request.module.NODES)) as started:
         yield started
 
 

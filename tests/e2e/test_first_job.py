@@ -12,7 +12,7 @@ import yaml
 
 from tests.e2e.cluster import TestCluster
 from tests.e2e.deployment import Jobs
-from tests.e2e.training import process_nodes, training_deployment
+from tests.e2e.training import process_nodes, training_deployment, two_nodes
 from tests.fakes.hub import running_hub
 from tinsmith_local.tiny_model import build_tiny_model
 
@@ -29,7 +29,7 @@ def test_the_first_job_of_a_cluster_trains_without_a_gpu(
     spec = yaml.safe_load(_SAMPLE.read_text())["spec"]
     model = build_tiny_model(tmp_path / "tiny")
     with (
-        process_nodes(cluster, "processors", gpus=0),
+        process_nodes(cluster, two_nodes("processors", gpus=0)),
         cluster.namespace() as namespace,
         training_deployment(cluster, namespace, tmp_path),
         running_hub({spec["model"]["source"].removeprefix("hf://"): model}) as hub,

@@ -22,6 +22,7 @@ from tests.e2e.training import (
     create_secret,
     process_nodes,
     training_deployment,
+    two_nodes,
 )
 from tests.fakes.hub import HubMirror, running_hub, write_dataset
 from tests.fakes.s3_server import CREDENTIALS
@@ -76,7 +77,7 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     """All jobs of this module but those that go on from others."""
     folder = tmp_path_factory.mktemp("methods")
     with (
-        process_nodes(cluster, "methods"),
+        process_nodes(cluster, two_nodes("methods")),
         cluster.namespace() as namespace,
         training_deployment(cluster, namespace, folder) as deployment,
     ):

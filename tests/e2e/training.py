@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class TrainingDeployment:
         address: Of the gateway.
         api_key: Of the project of the namespace.
         store: Where checkpoints go.
+        models: The folder of what pods find by `pvc://models/NAME`.
         controller: May be killed and started again; None where it is a pod.
     """
 
@@ -61,10 +62,12 @@ class TrainingDeployment:
         address: str,
         api_key: str,
         store: S3Server,
+        models: Path,
         controller: PodProcess | None = None,
     ) -> None:
         self.jobs = jobs
         self.store = store
+        self.models = models
         self.controller = controller
         self.address = address
         self.api_key = api_key
@@ -108,11 +111,26 @@ class TrainingDeployment:
 
 
 @contextlib.contextmanager
-def process_nodes(cluster: TestCluster, name: str, *, gpus: int = 2) -> Iterator[Kubelet]:
-    """Yield two nodes, `<name>-0` and `-1`, of some GPUs each, whose pods are processes."""
-    nodes = [FakeNode(name=f"{name}-{i}", gpus=gpus) for i in range(2)]
-    images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
-    images["tinsmith/driver"] = _image("tinsmith.driver.main")
+def process_nodes(
+    cluster: TestCluster,
+    nodes: Sequence[FakeNode],
+    *,
+    environment: Mapping[str, str] | None = None,
+    programs: Mapping[str, Path] | None = None,
+) -> Iterator[Kubelet]:
+    """Yield nodes whose pods are processes.
+
+    Args:
+        cluster: Where they are.
+        nodes: The nodes.
+        environment: Variables of all images.
+        programs: By name of an image of ones own, the folder of its packages.
+    """
+    images = {
+        **{f"tinsmith/{pod}": _image(f"tinsmith_{pod}", environment) for pod in _PODS},
+        "tinsmith/driver": _image("tinsmith.driver.main", environment),
+        **{name: _image("this", environment, folder) for name, folder in (programs or {}).items()},
+    }
     with cluster.kubelet(nodes, images=images) as kubelet:
         yield kubelet
 
@@ -122,8 +140,12 @@ def training_deployment(
     cluster: TestCluster,
     namespace: str,
     folder: Path,
+    **settings: object,
 ) -> Iterator[TrainingDeployment]:
-    """Yield a deployment whose jobs run in a namespace, on nodes that are there."""
+    """Yield a deployment whose jobs run in a namespace, on nodes that are there.
+
+    Further settings are the controller's.
+    """
     install_resources(cluster)
     key = ApiKey.generate()
     with contextlib.ExitStack() as closing:
@@ -195,7 +217,7 @@ def training_deployment(
         )
         closing.enter_context(coordinator)
         gateway_address = str(gateway.settings["listen_address"])
-        provide_models(cluster, namespace)
+        models = provide_models(cluster, namespace)
         controller = controller_process(
             cluster,
             folder,
@@ -213,6 +235,7 @@ def training_deployment(
             # A machine that is busy with pods must not cost it the lease: it is not started again.
             lease_ttl_s=30,
             kubeconfig=_service_account(cluster, namespace, "controller"),
+            **settings,
         )
         closing.enter_context(controller)
         _wait_served(gateway_address, str(key))
@@ -221,6 +244,7 @@ def training_deployment(
             address=gateway_address,
             api_key=str(key),
             store=store,
+            models=models,
             controller=controller,
         )
 
@@ -241,12 +265,20 @@ def _files(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def _image(module: str) -> Image:
+def two_nodes(name: str, *, gpus: int = 2) -> list[FakeNode]:
+    """Return nodes `<name>-0` and `-1` of some GPUs each."""
+    return [FakeNode(name=f"{name}-{i}", gpus=gpus) for i in range(2)]
+
+
+def _image(
+    module: str, environment: Mapping[str, str] | None = None, programs: Path | None = None
+) -> Image:
     # Pods have no variables of ours; the code is where that of the tests is.
     env = {
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(programs or ""), *sys.path])),
+        **(environment or {}),
     }
     return Image(entrypoint=(sys.executable, "-m", module), env=env)
 

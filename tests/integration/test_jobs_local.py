@@ -310,6 +310,19 @@ def test_a_job_that_begins_from_a_checkpoint(
     assert client.checkpoints.get(second.checkpoint).version == 2 * STEPS
 
 
+def test_a_job_waits_for_the_job_whose_checkpoint_it_begins_from(client: tinsmith.Client) -> None:
+    spec = supervised()
+    spec["checkpoint"] = {"resumeFrom": "trainingJobs/earlier"}
+    later = client.jobs.create("later", spec)
+    waiting = client.jobs.watch(later.name)
+    said = next(job.status["waitingFor"] for job in waiting if "waitingFor" in job.status)
+    assert said == "the TrainingJob earlier, which does not exist"
+    client.jobs.create("earlier", supervised())
+    earlier, later = finished(client, "earlier"), finished(client, "later")
+    assert later.status["namedCheckpoints"] == {"earlier": earlier.checkpoint}
+    assert client.checkpoints.get(later.checkpoint).version == 2 * STEPS
+
+
 def test_a_broken_job_fails_with_its_cause_in_one_sentence(
     server: ServerProcess, client: tinsmith.Client
 ) -> None:

@@ -129,4 +129,5 @@ def deployment(
         address=f"{service['spec']['clusterIP']}:{_GATEWAY_PORT}",
         api_key=release.secret("tinsmith-keys")["bootstrap-key"],
         store=store,
+        models=model.parent,
     )

@@ -35,6 +35,7 @@ from tinsmith_controller.pods.pod_manifests import template_of
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import JobIdentity, SchedulerClient, SchedulerError
 from tinsmith_controller.status_writer import StatusWriter
+from tinsmith_jobs.checkpoint_references import with_checkpoints
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import (
     JOB_KIND,
@@ -44,6 +45,7 @@ from tinsmith_jobs.naming import (
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.named_checkpoints import note_found
 from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
 from tinsmith_jobs.plan.retry_policy import is_retried
 from tinsmith_jobs.quantities import Resources
@@ -121,6 +123,7 @@ class Reconciler:
         record = self._stores.workload(key)
         if record is None or record.is_left_alone:
             return None
+        record = self._with_named_checkpoints(record)
         item = record.item
         memory = self._memory(item.uid)
         if isinstance(item, Job) and is_retried(item):
@@ -240,6 +243,14 @@ class Reconciler:
         since_s = (self._now() - node.ready_time).total_seconds()
         return not node.is_ready and since_s >= self._node_lost_s
 
+    def _with_named_checkpoints(self, record: WorkloadRecord) -> WorkloadRecord:
+        """Return a job with the checkpoints in its status that it names by other jobs."""
+        item = record.item
+        if not isinstance(item, Job):
+            return record
+        status = note_found(item, lambda name: self._stores.job(item.key.namespace, name))
+        return replace(record, item=replace(item, status=status))
+
     def _report(self, item: Job | Pool, pods: Mapping[str, PodView]) -> Report | None:
         """Return the driver's last report, a fresh one if it has ended: nothing comes after it."""
         if not isinstance(item, Job):
@@ -307,7 +318,10 @@ class Reconciler:
 
     def _owner(self, item: Job | Pool, status: Status) -> WorkloadContext:
         assert item.spec is not None
-        model = item.spec.model
+        spec = item.spec
+        if isinstance(spec, JobSpec):
+            spec = with_checkpoints(spec, status.named_checkpoints)
+        model = spec.model
         model_name = model.name if model is not None else ""
         if isinstance(item.spec, JobSpec) and item.spec.pool:
             pool = self._stores.pool(item.key.namespace, item.spec.pool)
@@ -316,7 +330,7 @@ class Reconciler:
             key=item.key,
             uid=item.uid,
             project=self._project(item.key) if isinstance(item, Job) else "",
-            spec=item.spec,
+            spec=spec,
             assignments=status.assignments,
             model_name=model_name,
         )

@@ -14,6 +14,7 @@ from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, HUB_METHODS, RECIPE_METHODS
 from tinsmith.recipes.tasks.hub_data import HUB, parse_address
+from tinsmith_jobs.checkpoint_references import job_of
 from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
 from tinsmith_jobs.spec_reader import SpecError
@@ -104,14 +105,15 @@ def _check_short_checkpoint(setting: str, given: str) -> None:
 
 
 def _check_checkpoint(setting: str, given: str, whole: str) -> None:
-    if not given:
+    if not given or names.is_valid_id(job_of(given)):
         return
     try:
         names.CheckpointName.parse(whole)
     except names.InvalidNameError as error:
         raise SpecError(
             f"{setting} is {given!r}; give projects/PROJECT/trainingRuns/RUN/checkpoints/"
-            "CHECKPOINT, as the status of the job that saved it says",
+            "CHECKPOINT, as the status of the job that saved it says, or trainingJobs/NAME for the "
+            "final one of a job",
             setting.partition(".parameters.")[0],
         ) from error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tinsmith_jobs.conditions import Condition, Phase, PoolPhase, with_condition
 from tinsmith_jobs.naming import NamespacedName
@@ -144,6 +144,8 @@ class Status:
     endpoint: str = ""
     accepted_spec: str = ""
     """The spec that holds, as JSON, while nodes are held; see `accepted_spec`."""
+    named_checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """Final checkpoints of the jobs that the spec names, by job; see `checkpoint_references`."""
     fencing_token: int | None = None
     """Raised by a new leader before it assigns nodes: no write of the one before can land then."""
 

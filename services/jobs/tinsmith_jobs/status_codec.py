@@ -64,6 +64,7 @@ def encode_status(status: Status) -> dict[str, Any]:
         "refusals": [_encode_fields(entry) for entry in status.refusals],
         "preemptedBy": _encode_key(status.preempted_by),
         "conditions": [_encode_condition(entry) for entry in status.conditions],
+        "namedCheckpoints": dict(status.named_checkpoints),
         "assignments": [_encode_fields(entry) for entry in status.assignments],
         "roleStatuses": [_encode_fields(entry) for entry in status.role_statuses],
         "progress": status.progress and _encode_progress(status.progress),
@@ -118,6 +119,11 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
         latest=_saved(_object(checkpoint.get("latest"))),
         final=_saved(_object(checkpoint.get("final"))),
         failure=failure if failure.reason else None,
+        named_checkpoints={
+            name: checkpoint
+            for name, checkpoint in _object(fields.get("namedCheckpoints")).items()
+            if isinstance(checkpoint, str)
+        },
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.unit.controller.cluster_in_memory import NAMESPACE, World
 from tests.unit.controller.process_in_memory import Process, status_of
+
+from tinsmith_controller.kube.api_client import Json
+from tinsmith_jobs.plan.observed import Report
+from tinsmith_jobs.status import Saved
 
 
 @pytest.fixture
@@ -33,6 +38,11 @@ def test_a_restart_gives_no_nodes_to_a_job_that_waits_for_something_else(world: 
     world.priority_class("high", 1)
     second.settle()
     assert status_of(world, "blocked")["phase"] == "Running"
+
+
+def driver_of(world: World, job: str) -> Json:
+    [found] = [pod for pod in world.of("pods") if f"{job}-driver" in pod["metadata"]["name"]]
+    return found
 
 
 def job_on_a_pool(world: World, name: str) -> None:
@@ -131,3 +141,35 @@ def test_a_job_that_gets_its_nodes_at_once_has_no_event_about_waiting(world: Wor
     process.settle()
 
     assert "Waiting" not in {reason for _, reason, _ in process.events.told}
+
+
+def test_a_job_waits_for_the_final_checkpoint_of_another_and_keeps_its_name(world: World) -> None:
+    process = Process(world)
+    world.job("second")
+    world.edit("trainingjobs", "second", checkpoint={"resumeFrom": "trainingJobs/first"})
+    process.settle()
+    assert status_of(world, "second")["waitingFor"] == (
+        "waits for the TrainingJob first, which does not exist"
+    )
+    world.job("first")
+    process.settle()
+    assert status_of(world, "first")["phase"] == "Running"
+    assert "final checkpoint of the TrainingJob first" in status_of(world, "second")["waitingFor"]
+
+    saved = Saved("projects/p/trainingRuns/r/checkpoints/final", 3)
+    uid = world.get("trainingjobs", NAMESPACE, "first")["metadata"]["uid"]
+    report = Report(
+        step=3, max_steps=3, run="r", update_time=world.now(), metrics={}, checkpoint=saved
+    )
+    process.reconciler.take_reports({uid: report})
+    world.succeed(driver_of(world, "first"))
+    process.settle()
+
+    assert status_of(world, "second")["phase"] == "Running"
+    driver = driver_of(world, "second")
+    [method] = [
+        entry["value"]
+        for entry in driver["spec"]["containers"][0]["env"]
+        if entry["name"] == "TINSMITH_JOB_METHOD"
+    ]
+    assert json.loads(method)["checkpoint"]["resumeFrom"] == saved.name

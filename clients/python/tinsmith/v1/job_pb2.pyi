@@ -993,7 +993,7 @@ class JobCheckpointing(_message.Message):
     final_name: _builtins.str
     """Names the checkpoint at the end; `final` by default."""
     resume_from: _builtins.str
-    """Names a training checkpoint to begin with."""
+    """Names a training checkpoint to begin with; `trainingJobs/{training_job}` is the final one of a job."""
     uri: _builtins.str
     """Locates another store than the deployment's."""
     @_builtins.property
@@ -1095,6 +1095,26 @@ class TrainingJobStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NamedCheckpointsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     OBSERVED_GENERATION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
@@ -1119,6 +1139,7 @@ class TrainingJobStatus(_message.Message):
     COMPLETION_TIME_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    NAMED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     observed_generation: _builtins.int
     """Gives the generation of the spec that this is about."""
     phase: _builtins.str
@@ -1193,6 +1214,10 @@ class TrainingJobStatus(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRefusal]:
         """Lists nodes that refused a pod of it; for a while they get no other."""
 
+    @_builtins.property
+    def named_checkpoints(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Holds the final checkpoints of the jobs that the spec names, by id of the job."""
+
     def __init__(
         self,
         *,
@@ -1220,10 +1245,11 @@ class TrainingJobStatus(_message.Message):
         completion_time: _timestamp_pb2.Timestamp | None = ...,
         endpoint: _builtins.str = ...,
         refusals: _abc.Iterable[Global___JobRefusal] | None = ...,
+        named_checkpoints: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assigned_time", b"assigned_time", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "failure", b"failure", "last_restart_time", b"last_restart_time", "progress", b"progress", "queued_time", b"queued_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "assigned_gpus", b"assigned_gpus", "assigned_time", b"assigned_time", "assignments", b"assignments", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "conditions", b"conditions", "endpoint", b"endpoint", "epoch", b"epoch", "failure", b"failure", "last_restart_time", b"last_restart_time", "nodes_summary", b"nodes_summary", "observed_generation", b"observed_generation", "phase", b"phase", "preempted_by", b"preempted_by", "progress", b"progress", "queued_time", b"queued_time", "refusals", b"refusals", "restart_count", b"restart_count", "role_statuses", b"role_statuses", "sampler_replicas", b"sampler_replicas", "sampler_selector", b"sampler_selector", "start_time", b"start_time", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "assigned_gpus", b"assigned_gpus", "assigned_time", b"assigned_time", "assignments", b"assignments", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "conditions", b"conditions", "endpoint", b"endpoint", "epoch", b"epoch", "failure", b"failure", "last_restart_time", b"last_restart_time", "named_checkpoints", b"named_checkpoints", "nodes_summary", b"nodes_summary", "observed_generation", b"observed_generation", "phase", b"phase", "preempted_by", b"preempted_by", "progress", b"progress", "queued_time", b"queued_time", "refusals", b"refusals", "restart_count", b"restart_count", "role_statuses", b"role_statuses", "sampler_replicas", b"sampler_replicas", "sampler_selector", b"sampler_selector", "start_time", b"start_time", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

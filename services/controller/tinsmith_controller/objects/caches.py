@@ -31,6 +31,8 @@ from tinsmith_controller.objects.conversion import (
     priority_record,
     workload_record,
 )
+from tinsmith_jobs.checkpoint_references import jobs_of
+from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import JOB_KIND, POOL_KIND, NamespacedName
 from tinsmith_jobs.plan.observed import Job, PodView, Pool
 from tinsmith_jobs.spec import JobSpec
@@ -127,6 +129,11 @@ class Caches:
         record = self._pools.get((namespace, name))
         return record.item if record is not None and isinstance(record.item, Pool) else None
 
+    def job(self, namespace: str, name: str) -> Job | None:
+        """Return a job."""
+        record = self._jobs.get((namespace, name))
+        return record.item if record is not None and isinstance(record.item, Job) else None
+
     def pods(self) -> Iterable[PodRecord]:
         """Return all pods of the cluster."""
         return self._pods.snapshot().values()
@@ -173,6 +180,8 @@ class Caches:
         self._on_workload(record.item.key)
         if record.item.key.kind == POOL_KIND:
             self._wake_jobs_of(record.item.key)
+        elif _final_of(before) != _final_of(after):
+            self._wake_jobs_after(record.item.key)
         self._on_capacity()
 
     def _wake_jobs_of(self, pool: NamespacedName) -> None:
@@ -182,6 +191,14 @@ class Caches:
             is_waiting = isinstance(item, Job) and item.status.assigned_time is None
             if is_waiting and item.key.namespace == pool.namespace and _pool_of(item) == pool.name:
                 self._on_workload(item.key)
+
+    def _wake_jobs_after(self, ended: NamespacedName) -> None:
+        """Have the jobs looked at that may wait for the final checkpoint of another."""
+        for job in self.jobs():
+            spec, key = job.item.spec, job.item.key
+            named = jobs_of(spec) if isinstance(spec, JobSpec) else ()
+            if ended.name in named and key.namespace == ended.namespace:
+                self._on_workload(key)
 
     def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
         with self._lock:
@@ -230,6 +247,12 @@ class Caches:
 
 def _pool_of(item: Job | Pool) -> str:
     return item.spec.pool if isinstance(item.spec, JobSpec) else ""
+
+
+def _final_of(record: WorkloadRecord | None) -> object:
+    """Return what jobs that name this one wait for: whether it is there, has ended, and left."""
+    status = None if record is None else record.item.status
+    return None if status is None else (status.phase in ENDED, status.final)
 
 
 def _usage(record: PodRecord | None) -> object:

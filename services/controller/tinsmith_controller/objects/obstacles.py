@@ -10,6 +10,7 @@ from tinsmith_controller.assignment.types import QueueConfig
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
 from tinsmith_jobs.model_memory import least_gpu_bytes
+from tinsmith_jobs.plan.named_checkpoints import missing_checkpoints
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.spec import JobSpec
 
@@ -68,3 +69,6 @@ def _missing(item: Job | Pool, stores: Caches) -> Iterator[str]:
             yield f"waits for the TrainerPool {item.spec.pool}, which has no replica that is ready"
     if is_new:
         yield from (f"waits for {what}" for what in stores.config_maps.problems(item))
+    if isinstance(item, Job):
+        missing = missing_checkpoints(item, lambda name: stores.job(item.key.namespace, name))
+        yield from (f"waits for {what}" for what in missing)

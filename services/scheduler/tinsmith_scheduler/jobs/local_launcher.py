@@ -25,10 +25,12 @@ import sqlalchemy as sa
 
 from tinsmith.driver.agents import agent_key_variable
 from tinsmith.names import JobName
+from tinsmith_jobs.checkpoint_references import jobs_of, with_checkpoints
 from tinsmith_jobs.method import describe_agents, describe_method
 from tinsmith_jobs.plan import observed as plans
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.named_checkpoints import missing_checkpoints, note_found
 from tinsmith_jobs.plan.retry_policy import begun_anew
 from tinsmith_jobs.spec import DRIVER, JobSpec, Template
 from tinsmith_jobs.status_codec import decode_status, encode_status
@@ -322,6 +324,18 @@ class LocalLauncher:
         for job in found:
             await self._advance(job, reports.get(job.name), job.uid in running, holders)
 
+    async def _named(self, job: Job) -> dict[str, plans.Job]:
+        """Return the jobs of the same project that a job names for their checkpoints."""
+        planned = read_job(job)
+        if planned.spec is None:
+            return {}
+        found = {}
+        for name in jobs_of(planned.spec):
+            whole = JobName(planned.key.namespace, name)
+            with contextlib.suppress(JobNotFoundError):
+                found[name] = read_job(await self.get(whole))
+        return found
+
     async def _advance(
         self, job: Job, report: JobReport | None, is_running: bool, holders: set[str]
     ) -> None:
@@ -330,10 +344,13 @@ class LocalLauncher:
             now_s = self._wall_clock()
             driver = self._driver(job)
             planned = read_job(job)
+            named = await self._named(job)
+            planned = replace(planned, status=note_found(planned, named.get))
             observed = await asyncio.to_thread(observe, driver, report, is_running=is_running)
             observed = replace(
                 observed,
-                obstacle=self._queue_problem(planned, holders),
+                obstacle=next(missing_checkpoints(planned, named.get), "")
+                or self._queue_problem(planned, holders),
                 missing=self._missing_server(planned, "sampler" in job.spec.get("roles", {})),
             )
             plan = plan_job(planned, observed, as_time(now_s), self._limits)
@@ -351,6 +368,8 @@ class LocalLauncher:
                 await self._forget(job)
                 return
             spec = planned.spec
+            if spec is not None:
+                spec = with_checkpoints(spec, plan.status.named_checkpoints)
             grace_s = spec.scheduling.grace_s if spec is not None else 0
             for deletion in plan.delete:
                 if not is_running:
