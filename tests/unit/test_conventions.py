@@ -36,7 +36,6 @@ PRIVATE = {
     "tests/contract/trainer/test_trainer_shared_ledger.py": 24,
     "tests/e2e/release.py": 4,
     "tests/fakes/openai_harness.py": 2,
-    "tests/fakes/traced_losses.py": 1,
     "tests/fakes/trainer_harness.py": 3,
     "tests/integration/servers.py": 3,
     "tests/real/test_real_shapes.py": 1,
