@@ -50,7 +50,7 @@ PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
 .PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
-	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-real bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
+	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
 
@@ -340,10 +340,7 @@ cut-weights: venv ## Cut a trainer off at WEIGHT_CUTS bytes of publishes, and pu
 fuzz: venv ## Send FUZZ_COUNT hostile messages (wire, native calls, routes, HTTP/2 frames) to pods beside a neighbour (3 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --connections $(FUZZ_CONNECTIONS) --seed $(FUZZ_SEED)
 
-bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
-	$(BIN)/python -m bench.service
-
-bench-real: venv ## A 0.5 B shape in full depth through the service, beside PEFT, generate and a static-KV loop
+bench: venv ## A 0.5 B shape in full depth through the service, beside PEFT, generate and a static-KV loop
 	$(BIN)/python -m bench.real
 
 bench-sampler: venv ## Sampling in the engine beside a static-KV loop and generate: sequences, prompts, adapters, latency

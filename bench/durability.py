@@ -24,8 +24,7 @@ import tinsmith
 from bench import report
 from bench.concurrent_clients import Crowd
 from bench.paired_runs import RANK, build_model
-from bench.processes import Server
-from bench.service_side import wait_served
+from bench.processes import Server, wait_served
 from tinsmith_local.tiny_model import build_tiny_model
 
 _REPLAYS = (8, 32, 128)

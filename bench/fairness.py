@@ -49,8 +49,7 @@ from bench.neighbours import (
     loops,
 )
 from bench.paired_runs import build_model
-from bench.processes import Server
-from bench.service_side import wait_served
+from bench.processes import Server, wait_served
 
 _MODEST = 16
 _COUNTS = {

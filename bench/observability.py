@@ -32,7 +32,7 @@ from rich.console import Console
 import tinsmith
 from bench import report
 from bench.machine_load import NoiseMeter, process_cpu_s, thread_cpu_s
-from bench.service_side import wait_served
+from bench.processes import wait_served
 from bench.trace_switch import TraceSwitch
 from bench.watchers import Collector, PageReader, WatchedServer, overview_names, scrape
 from tinsmith.tracing import spans

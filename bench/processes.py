@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import psutil
 
+import tinsmith
 from tinsmith.local_servers import list_servers
 
 _START_TIMEOUT_S = 400.0
@@ -175,24 +176,10 @@ class Server(Child):
         return servers[0].address, servers[0].api_key
 
 
-class Bare(PipedChild):
-    """The bare loop, `python -m bench.peft_baseline`; a command is a method of `BareLoop` there.
-
-    Args:
-        folder: Its log goes here.
-        model: Directory of the base model.
-        adapter: Directory of the adapter to start from.
-        num_threads: Threads of torch.
-    """
-
-    def __init__(self, folder: Path, model: Path, adapter: Path, *, num_threads: int) -> None:
-        super().__init__(
-            ["-m", "bench.peft_baseline", "serve", str(model), str(adapter), str(num_threads)],
-            num_threads=num_threads,
-            log=folder / "bare.log",
-            has_pipes=True,
-        )
-
-    def wait_ready(self) -> None:
-        """Wait until it is loaded."""
-        self.read()
+def wait_served(client: tinsmith.Client) -> None:
+    """Wait until trainer and sampler have registered, which they do after the server listens."""
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while not any(m.trainable and m.sampleable for m in client.list_models()):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError("trainer and sampler did not register")
+        time.sleep(0.05)

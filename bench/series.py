@@ -17,8 +17,7 @@ from rich.console import Console
 
 import tinsmith
 from bench import report
-from bench.processes import Server
-from bench.service_side import wait_served
+from bench.processes import Server, wait_served
 from bench.watchers import scrape
 from tinsmith_local.process import free_port
 from tinsmith_local.tiny_model import build_tiny_model

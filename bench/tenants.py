@@ -26,8 +26,7 @@ import tinsmith
 from bench import report
 from bench.machine_load import NoiseMeter
 from bench.paired_runs import RANK, Batch, Case, PeftSide, build_model
-from bench.processes import Server
-from bench.service_side import wait_served
+from bench.processes import Server, wait_served
 
 _NUM_TENANTS = 16
 _CASES = (

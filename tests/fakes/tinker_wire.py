@@ -39,16 +39,6 @@ class Wire:
         """Send JSON and return the answer, whatever it is."""
         return self.http.post(call, json=body)
 
-    def create_custom_loss(self, number: int, session_id: str = "") -> httpx.Response:
-        return self.post(
-            "create_custom_loss",
-            session_id=session_id or self.session_id,
-            custom_loss_seq_id=number,
-            name="x",
-            inputs=[{"name": "logprobs", "rank": 1}],
-            graph={"format": 1, "nodes": []},
-        )
-
     def json(self, call: str, /, **body: Any) -> dict[str, Any]:
         """Send JSON and return what came of it, which must be good."""
         answer = self.post(call, **body)

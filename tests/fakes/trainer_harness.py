@@ -143,14 +143,13 @@ class RunClient:
         request_id: str | None = None,
         loss: str = "cross_entropy",
         config: dict[str, float] | None = None,
-        custom: trainer_pb2.CustomLoss | None = None,
         method: str = "ForwardBackward",
     ) -> Any:
         message = getattr(trainer_pb2, f"{method}Request")
         request = message(
             run=self.name,
             data=data or [make_datum()],
-            loss=trainer_pb2.Loss(name=loss, config=config or {}, custom=custom),
+            loss=trainer_pb2.Loss(name=loss, config=config or {}),
             **self._envelope(number, request_id),
         )
         return await self.call(method, request)

@@ -354,17 +354,6 @@ def _valid_words(attacker: User, chance: random.Random) -> tuple[str, str, Any]:
         ),
         (
             "POST",
-            "create_custom_loss",
-            {
-                "session_id": session,
-                "custom_loss_seq_id": number,
-                "name": "x",
-                "inputs": [{"name": "logprobs", "rank": 1}],
-                "graph": {"format": 1, "nodes": [{"op": "x"}]},
-            },
-        ),
-        (
-            "POST",
             "create_sampling_session",
             {"session_id": session, "sampling_session_seq_id": number, "base_model": "tiny"},
         ),

@@ -212,7 +212,6 @@ _BY_FUTURE = {
 }
 """They name a future that the caller was given: `test_a_future_is_its_project_s_alone`."""
 _OWN_SESSION = {
-    ("POST", "/api/v1/create_custom_loss"),
     ("POST", "/api/v1/create_model"),
     ("POST", "/api/v1/create_sampling_session"),
     ("POST", "/api/v1/copy_weights"),

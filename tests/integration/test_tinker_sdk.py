@@ -207,7 +207,7 @@ def test_a_client_side_loss_gives_the_gradient_of_the_built_in_one(
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
-def test_a_traced_loss_runs_on_the_server(service: tinker.ServiceClient) -> None:
+def test_a_traced_loss_runs_in_the_client(service: tinker.ServiceClient) -> None:
     def weighted(
         logprobs: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -215,7 +215,7 @@ def test_a_traced_loss_runs_on_the_server(service: tinker.ServiceClient) -> None
         return loss, {"custom/most:mean": -logprobs.min()}
 
     handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result()
-    assert handle.loss_id is not None
+    assert handle.loss_id is None
     data = [supervised(TOKENS), supervised(TOKENS[::-1], weight=0.5)]
     found = []
     for loss in (handle, None):
@@ -258,17 +258,6 @@ class TestMistakes:
         with pytest.raises(tinker.RequestFailedError, match="TOKEN_OUT_OF_VOCABULARY"):
             model.forward_backward([supervised([5, 6, 10**8])], "cross_entropy").result()
         train(model, 1)
-
-    def test_a_loss_with_an_operation_that_is_not_listed_is_refused(
-        self, service: tinker.ServiceClient, model: tinker.TrainingClient
-    ) -> None:
-        def noisy(logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            return (logprobs + torch.rand_like(logprobs)).sum(), {}
-
-        handle = service.create_custom_loss(noisy, {"logprobs": 1}).result()
-        refused = model.forward_backward_custom([supervised(TOKENS)], handle)
-        with pytest.raises(tinker.RequestFailedError, match="rand_like"):
-            refused.result()
 
     def test_another_optimizer_is_refused_and_the_next_step_works(
         self, model: tinker.TrainingClient

@@ -18,7 +18,6 @@ from tinsmith.rpc import codec
 from tinsmith.rpc import error_codec as client_error_codec
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.contract.codec import decode_array, decode_input
-from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.rpc.requests import decode_name_part, decode_request_id
 from tinsmith_sampler.rpc import codec as sampler_codec
@@ -110,11 +109,6 @@ def test_servers_take_and_refuse_what_the_vectors_say(name: str) -> None:
         decode_by_server(group, message)
     found = {"reason": caught.value.reason, "field": caught.value.field_violations[0].field}
     assert found == case["refused"]
-
-
-def test_the_engine_reads_the_graph_of_the_custom_loss() -> None:
-    work = decode_by_server("forward_backward", message_of(CASES["forward_backward/custom"]))
-    read_graph(work.custom)
 
 
 def test_servers_read_prompts_as_the_vectors_say() -> None:

@@ -143,15 +143,12 @@ def batch_vectors() -> dict[str, Vector]:
     )
     untargeted = _batch(supervised, loss="cross_entropy")
     del untargeted.data[0].loss_inputs["target_tokens"]
-    custom = _batch(policy, loss="custom")
-    custom.loss.custom.CopyFrom(_custom_loss())
     return {
         "cross_entropy": Vector(_batch(supervised, supervised, loss="cross_entropy")),
         "several_targets": Vector(_batch(several, loss="cross_entropy")),
         "ppo": Vector(
             _batch(policy, loss="ppo", clip_low_threshold=0.75, clip_high_threshold=1.25)
         ),
-        "custom": Vector(custom),
         "no_datum": Vector(
             _batch(loss="cross_entropy"), refused={"reason": "EMPTY_BATCH", "field": "data"}
         ),
@@ -163,30 +160,6 @@ def batch_vectors() -> dict[str, Vector]:
             },
         ),
     }
-
-
-def _custom_loss() -> trainer_pb2.CustomLoss:
-    """Return `-(logprobs * advantages).sum()` as the nodes that `torch.fx` records."""
-
-    def node(op: str, name: str, target: str, *args: Any) -> dict[str, Any]:
-        return {"op": op, "name": name, "target": target, "args": list(args), "kwargs": {}}
-
-    nodes = [
-        node("placeholder", "logprobs", "logprobs"),
-        node("placeholder", "advantages", "advantages"),
-        node(
-            "call_function", "product", "operator.mul", {"ref": "logprobs"}, {"ref": "advantages"}
-        ),
-        node("call_method", "total", "sum", {"ref": "product"}),
-        node("call_function", "loss", "operator.neg", {"ref": "total"}),
-        node("output", "output", "output", {"tuple": [{"ref": "loss"}, {"dict": {}}]}),
-    ]
-    message = trainer_pb2.CustomLoss(
-        name="reinforce", graph_json=json.dumps({"format": 1, "nodes": nodes})
-    )
-    message.inputs.add(name="logprobs", rank=1)
-    message.inputs.add(name="advantages", rank=1)
-    return message
 
 
 def step_vectors() -> dict[str, Vector]:

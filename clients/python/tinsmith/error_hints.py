@@ -13,8 +13,6 @@ REMEDIES = MappingProxyType(
         "NOT_FINITE": "remove NaN and infinity from the field",
         "EMPTY_BATCH": "send at least one datum with at least one token",
         "UNKNOWN_LOSS": "use a loss that the server lists, or forward_backward_custom",
-        "CUSTOM_LOSS_REFUSED": "write the loss with other operations, or compute it in the client"
-        " with forward_backward_custom",
         "MISSING_LOSS_INPUT": "add the tensor to the datum's loss_fn_inputs",
         "BATCH_TOO_LARGE": "send the batch in parts; gradients accumulate",
         "SEQUENCE_TOO_LONG": "shorten the sequence",

@@ -89,15 +89,6 @@ class UnknownLossError(InvalidFieldError):
     reason = "UNKNOWN_LOSS"
 
 
-class CustomLossRefusedError(InvalidFieldError):
-    """A client's own loss is not well formed, calls what is not allowed, or cannot be computed.
-
-    The metadata `node` names the node of its graph; empty if it is the graph as a whole.
-    """
-
-    reason = "CUSTOM_LOSS_REFUSED"
-
-
 class MissingLossInputError(InvalidFieldError):
     """A datum lacks a tensor that the loss function needs."""
 

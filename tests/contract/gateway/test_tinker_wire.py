@@ -241,12 +241,6 @@ def _bomb(model: Model) -> str:
     return model.submit(packed, content_encoding="zstd")
 
 
-def _custom_loss(model: Model) -> str:
-    batch = model.batch(loss_fn="custom")
-    batch.loss_fn_config_v2["loss_id"].text = "loss.\0.1"
-    return model.submit(batch)
-
-
 def _not_json(model: Model, path: str, fields: str) -> str:
     text = f'{{"model_id":"{model.id}","seq_id":{model.number()},{fields}}}'
     answer = model.wire.http.post(path, content=text)
@@ -272,7 +266,6 @@ REFUSED: dict[str, Callable[[Model], str]] = {
         _with_datum(model.batch(), _with_input(datum(), "x" * 50_000))
     ),
     "loss without recordings": lambda model: model.submit(model.batch(loss_fn="stable_reinforce")),
-    "custom loss": _custom_loss,
     "not finite": lambda model: model.submit(
         model.batch(loss_fn="ppo", loss_fn_config={"clip_low_threshold": float("nan")})
     ),
@@ -542,7 +535,6 @@ def test_other_projects_futures_are_unknown(
         model.ask("save_weights_for_sampler", sampling_session_seq_id=20_000),
         model.ask("optim_step"),
         str(ours.sample(sampler, 100)["request_id"]),
-        str(ours.create_custom_loss(100).json()["request_id"]),
         f"op.{model.id.replace(':', '-')}/create/create_model",
     ]
     for future in futures:
@@ -561,29 +553,15 @@ def test_a_promise_to_another_project_takes_no_place_of_ours(
     # They know our ids, as every reader of a published path does, and are faster.
     stolen = theirs.sample(sampler, 200)["request_id"]
     assert "error" in theirs.result(stolen)
-    refused = theirs.create_custom_loss(200, ours.session_id)
-    assert refused.status_code == 404
     promised = ours.sample(sampler, 200)["request_id"]
     assert promised == stolen
     assert len(ours.samples(promised).sequences) == 1
-    loss = ours.create_custom_loss(200).json()
-    assert ours.result(loss["request_id"])["loss_id"] == loss["request_id"]
     listed = theirs.json(
         "retrieve_futures",
         target={"type": "sampling_session", "sampling_session_id": sampler},
         timeout=0,
     )
     assert [one["state"] for one in listed["completions"]] == ["failed"]
-
-
-def test_a_session_has_a_limited_number_of_custom_losses(ours: Wire) -> None:
-    for number in range(1000, 1100):
-        answer = ours.create_custom_loss(number)
-        if answer.status_code != 200:
-            break
-    assert (answer.status_code, answer.json()["reason"]) == (400, "LIMIT_EXCEEDED")
-    # A repeat of one that is there is none more.
-    assert ours.create_custom_loss(1000).status_code == 200
 
 
 def test_a_future_that_waits_says_for_what(server: EmbeddedThread, model: Model) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.fakes.traced_losses import encode_custom, trace
 from tests.fakes.trainer_harness import (
     TIMEOUT_S,
     RunClient,
@@ -73,33 +71,6 @@ async def test_results_outlive_a_restart_and_training_goes_on_with_the_same_bits
     status = await run.status()
     assert (status.version, status.next_sequence_number, status.resident) == (2, 7, False)
     await train(run, 2, 4)
-    assert await run.bits("final") == wanted
-    assert not (await run.status()).replay_diverged
-
-
-def scaled_loss(
-    logprobs: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    return torch.nn.functional.softplus((logprobs * weights).mean()), {}
-
-
-async def test_a_custom_loss_is_replayed_with_the_same_bits(rig: TrainerRig) -> None:
-    custom = encode_custom(trace(scaled_loss, {"logprobs": 1, "weights": 1}))
-
-    async def begin(name: str) -> RunClient:
-        run = await rig.new_run(name)
-        for seed in range(2):
-            await run.forward_backward(make_datum(seed=seed), loss="custom", custom=custom)
-            await run.wait(await run.optim_step())
-        await run.wait(await run.forward_backward(make_datum(9), loss="custom", custom=custom))
-        return run
-
-    undisturbed = await begin("undisturbed")
-    await undisturbed.wait(await undisturbed.optim_step())
-    wanted = await undisturbed.bits("final")
-    run = await begin("killed")
-    await rig.recover_from(rig.copy_data())
-    await run.wait(await run.optim_step())
     assert await run.bits("final") == wanted
     assert not (await run.status()).replay_diverged
 

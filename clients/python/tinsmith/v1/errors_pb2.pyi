@@ -191,10 +191,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The episode has ended. `state` says how."""
     ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 69
     """The caller has as many requests, tokens or bytes under way as it may have. Retry after the delay."""
-    ERROR_REASON_CUSTOM_LOSS_REFUSED: _ErrorReason.ValueType  # 70
-    """An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
-    it; write the loss with other operations, or compute it in the client.
-    """
     ERROR_REASON_METHOD_UNKNOWN: _ErrorReason.ValueType  # 80
     """The server does not have this method, or is of an older release. Generate stubs from its contract."""
     ERROR_REASON_JOB_NOT_FOUND: _ErrorReason.ValueType  # 81
@@ -426,10 +422,6 @@ ERROR_REASON_EPISODE_ENDED: ErrorReason.ValueType  # 68
 """The episode has ended. `state` says how."""
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 69
 """The caller has as many requests, tokens or bytes under way as it may have. Retry after the delay."""
-ERROR_REASON_CUSTOM_LOSS_REFUSED: ErrorReason.ValueType  # 70
-"""An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
-it; write the loss with other operations, or compute it in the client.
-"""
 ERROR_REASON_METHOD_UNKNOWN: ErrorReason.ValueType  # 80
 """The server does not have this method, or is of an older release. Generate stubs from its contract."""
 ERROR_REASON_JOB_NOT_FOUND: ErrorReason.ValueType  # 81

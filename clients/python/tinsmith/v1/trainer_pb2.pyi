@@ -257,7 +257,6 @@ class Loss(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
-    CUSTOM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the function."""
     @_builtins.property
@@ -270,91 +269,19 @@ class Loss(_message.Message):
         `kl_coeff` (0), at least 0. A setting that a loss lacks is refused.
         """
 
-    @_builtins.property
-    def custom(self) -> Global___CustomLoss:
-        """Holds the client's own function; required for the name `custom`, refused for others."""
-
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         config: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        custom: Global___CustomLoss | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["custom", b"custom"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "custom", b"custom", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Loss: _TypeAlias = Loss  # noqa: Y015
-
-@_typing.final
-class CustomLoss(_message.Message):
-    """A loss of one datum that a client wrote, as the graph of its operations.
-
-    The loss of a batch is the sum over its datums. The function takes the log-probabilities of the
-    targets and further inputs, and gives a scalar and metrics. It is rebuilt from a list of allowed
-    operations of tensors; nothing of it is code. It is computed in float32 on the CPU, alone, and sees
-    all tokens of a datum. Inputs that it does not name are ignored. There are at most 512 nodes; a
-    tensor has at most 2^24 elements, all of a datum together at most 2^27, less for short ones.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Input(_message.Message):
-        """One argument of the function."""
-
-        DESCRIPTOR: _descriptor.Descriptor
-
-        NAME_FIELD_NUMBER: _builtins.int
-        RANK_FIELD_NUMBER: _builtins.int
-        name: _builtins.str
-        """Names the entry of `Datum.loss_inputs`, of float32, or `target_tokens`, which are int64;
-        `logprobs` for the first argument, which are those of the current weights.
-        """
-        rank: _builtins.int
-        """Gives the number of axes: 1 for [T], 2 for [T, K], 0 for a scalar."""
-        def __init__(
-            self,
-            *,
-            name: _builtins.str = ...,
-            rank: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "rank", b"rank"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NAME_FIELD_NUMBER: _builtins.int
-    INPUTS_FIELD_NUMBER: _builtins.int
-    GRAPH_JSON_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Names the function, for people and errors."""
-    graph_json: _builtins.str
-    """Holds the graph as JSON, at most 256 KiB: `{"format": 1, "nodes": [...]}`, the nodes as
-    `torch.fx` records them, with `op`, `name`, `target`, `args` and `kwargs`.
-    """
-    @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CustomLoss.Input]:
-        """Lists the arguments in order, `logprobs` first; at most 16."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        inputs: _abc.Iterable[Global___CustomLoss.Input] | None = ...,
-        graph_json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph_json", b"graph_json", "inputs", b"inputs", "name", b"name"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CustomLoss: _TypeAlias = CustomLoss  # noqa: Y015
 
 @_typing.final
 class DatumOutput(_message.Message):
@@ -472,9 +399,6 @@ class ForwardResponse(_message.Message):
         advantage above 0, `clip_low_fraction:mean`, the share of those below the lower one with an
         advantage below 0, and their sum, `clip_fraction:mean`; `gspo` adds `sequence_ratio:mean`, over
         datums.
-
-        A custom loss has its own, `custom/<name>:sum` and `custom/<name>:mean`, over datums; there
-        `num_loss_tokens:sum` counts the tokens whose log-probability has a derivative that is not 0.
         """
 
     def __init__(

@@ -176,14 +176,10 @@ class TrainerServiceServicer:
         Errors:
         * `INVALID_ARGUMENT` (`EMPTY_BATCH`, `SHAPE_MISMATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
         `UNKNOWN_LOSS`, `MISSING_LOSS_INPUT`): the batch is wrong; `field` says where.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): the graph of a custom loss is not well formed, or
-        calls what is not allowed; `node` names the node.
         * `RESOURCE_EXHAUSTED` (`BATCH_TOO_LARGE`, `SEQUENCE_TOO_LONG`): the batch is over the limits.
 
         Errors of the operation:
         * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss is NaN or infinite.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss cannot be computed: shapes
-        that do not fit, an index out of range, a result too large; `node` names it.
         * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -199,14 +195,11 @@ class TrainerServiceServicer:
         Errors:
         * `INVALID_ARGUMENT` (`EMPTY_BATCH`, `SHAPE_MISMATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
         `UNKNOWN_LOSS`, `MISSING_LOSS_INPUT`): the batch is wrong; `field` says where.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): the graph of a custom loss is not well formed, or
-        calls what is not allowed; `node` names the node.
         * `RESOURCE_EXHAUSTED` (`BATCH_TOO_LARGE`, `SEQUENCE_TOO_LONG`): the batch is over the limits.
 
         Errors of the operation:
         * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss or gradient is NaN or infinite; the
         gradient accumulated so far is unchanged.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): as of `Forward`; the gradient is unchanged too.
         * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

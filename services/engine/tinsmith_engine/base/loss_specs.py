@@ -13,14 +13,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_engine.base.types import CustomLoss, Datum, FloatArray
+from tinsmith_engine.base.types import Datum, FloatArray
 
 CLIP_BOUNDS: Mapping[str, float] = MappingProxyType(
     {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 )
 """Bounds of a probability ratio: the ratios themselves, not half-widths."""
 STABLE_REINFORCE = "stable_reinforce"
-CUSTOM = "custom"
 """The name of every loss that a client wrote."""
 
 
@@ -39,19 +38,13 @@ class LossSpec:
     """Whether a position may have K targets, with inputs [T, K]."""
     is_of_sequence: bool = False
     """Whether a token's loss depends on other tokens of its sequence."""
-    is_custom: bool = False
-    """Whether it is a client's own: it sees all tokens of a datum, and inputs of its own ranks."""
 
     def is_active(self, datum: Datum) -> NDArray[np.bool_]:
         """Return which tokens of a datum have a loss, bool [T].
 
         A token has none if its weight is zero. In a policy-gradient loss it has none if neither
-        an advantage nor a recorded log-probability says that the model sampled it. A custom loss
-        may
-        depend on any.
+        an advantage nor a recorded log-probability says that the model sampled it.
         """
-        if self.is_custom:
-            return np.ones(datum.tokens_T.size, dtype=bool)
         if "weights" in self.inputs:
             weights = datum.loss_inputs["weights"]
             return np.asarray(np.abs(weights).reshape(len(weights), -1).max(axis=1) != 0)
@@ -85,32 +78,13 @@ LOSS_SPECS: Mapping[str, LossSpec] = MappingProxyType(
 )
 
 
-LOSS_NAMES = (*LOSS_SPECS, CUSTOM)
+LOSS_NAMES = tuple(LOSS_SPECS)
 """What `Loss.name` may be."""
-
-
-def spec_of(loss: str, custom: CustomLoss | None) -> LossSpec:
-    """Return what a loss takes.
-
-    Args:
-        loss: One of `LOSS_NAMES`.
-        custom: The client's own loss, if that is what it names.
-    """
-    if custom is None:
-        return LOSS_SPECS[loss]
-    return LossSpec(
-        CUSTOM,
-        tuple(each.name for each in custom.inputs[1:] if each.name != "target_tokens"),
-        allows_several_targets=True,
-        is_of_sequence=True,
-        is_custom=True,
-    )
 
 
 def full_config(loss: str, config: Mapping[str, float]) -> dict[str, float]:
     """Return the settings of a loss, defaults filled in."""
-    defaults = LOSS_SPECS[loss].config if loss != CUSTOM else {}
-    return {**defaults, **config}
+    return {**LOSS_SPECS[loss].config, **config}
 
 
 def token_settings(

@@ -104,37 +104,6 @@ class Datum:
     """In the order of their places."""
 
 
-@dataclass(frozen=True, slots=True)
-class CustomInput:
-    """One argument of a custom loss."""
-
-    name: str
-    rank: int
-    """Number of axes: 0, 1 for [T] or 2 for [T, K]."""
-
-
-@dataclass(frozen=True, slots=True)
-class CustomLoss:
-    """A loss of one datum that a client wrote; see `loss_graphs`."""
-
-    name: str
-    inputs: tuple[CustomInput, ...]
-    """`logprobs` first."""
-    graph_json: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CustomFound:
-    """What a custom loss gave for one datum."""
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    num_tokens: int = 0
-    """Tokens whose log-probability has a derivative that is not zero."""
-    node: str = ""
-    """The node that could not be computed; empty if all could."""
-    problem: str = ""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRequest:
     """A batch to score, and to take the gradient of if `is_backward`."""
@@ -145,8 +114,6 @@ class BatchRequest:
     loss: str
     loss_config: Mapping[str, float]
     is_backward: bool
-    custom: CustomLoss | None = None
-    """The client's own function, if `loss` is `custom`."""
     micro_batch_tokens: int | None = None
     """Tokens of one microbatch; None is the engine's own choice. A replay gives what was
     recorded, since another split adds floats in another order."""

@@ -91,7 +91,6 @@ def decode_array(
     dtype: type[np.generic],
     *,
     allows_several: bool = False,
-    allows_scalar: bool = False,
 ) -> Any:
     """Return an array, converted within its kind: ids stay ids, numbers stay numbers.
 
@@ -100,13 +99,12 @@ def decode_array(
         path: The field that it is, for errors.
         dtype: What to convert to.
         allows_several: Whether the shape may be [T, K] as well as [T].
-        allows_scalar: Whether it may be [] too.
     """
     try:
         array = decode_tensor(message)
     except TensorFormatError as error:
         raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
-    ranks = {1} | ({2} if allows_several else set()) | ({0} if allows_scalar else set())
+    ranks = {1} | ({2} if allows_several else set())
     if array.ndim not in ranks:
         wanted = "[T] or [T, K]" if allows_several else "[T]"
         raise ShapeMismatchError(path, f"must have shape {wanted}, got {list(array.shape)}")

@@ -44,7 +44,7 @@ from tinsmith_engine.distributed.fsdp_module import (
 from tinsmith_engine.distributed.fsdp_steps import FullRun, full_grad_norm, full_step
 from tinsmith_engine.distributed.process_group import RankFault, Ranks
 from tinsmith_engine.distributed.serialization import decode, encode
-from tinsmith_engine.losses.batch_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
+from tinsmith_engine.losses.batch_losses import MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.runs.peft_export import import_tensors_
 from tinsmith_engine.training.batch_jobs import Job
 from tinsmith_runtime.errors import (
@@ -280,7 +280,7 @@ class FullRuns:
         batch = job.request.batch
         scored = [job.scored(index) for index in group]
         parts = [job.loss_rows(index, of) for index, of in zip(group, scored, strict=True)]
-        losses: MixedLosses | SequenceLosses | CustomLosses | None = None
+        losses: MixedLosses | SequenceLosses | None = None
         others = [~of for of in scored]
         tokens = torch.zeros(0, dtype=torch.int64)
         if group:

@@ -3,8 +3,7 @@
 Each loss is computed for a whole chunk of rows and chosen by row. Elementwise kernels then see
 the same shape whatever runs are in the chunk. What a row does not have (another loss's inputs,
 filling) is
-zero, and has no loss and no gradient. A loss of whole sequences is computed by sequence, and a loss
-that a client wrote in a group of its own.
+zero, and has no loss and no gradient. A loss of whole sequences is computed by sequence.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.base.loss_specs import LOSS_SPECS
-from tinsmith_engine.base.types import BatchRequest, CustomFound, FloatArray
-from tinsmith_engine.losses.custom_loss import CustomLossError, compute_custom_loss
-from tinsmith_engine.losses.loss_graphs import read_graph
+from tinsmith_engine.base.types import FloatArray
 from tinsmith_engine.losses.losses import LOSSES, TokenLoss, gspo
 
 
@@ -31,19 +28,13 @@ class LossRows:
     inputs: Mapping[str, FloatArray]
     """Inputs and settings of the loss by row, float32 [n], or [n, K] for several targets."""
     num_rows: int
-    request: BatchRequest | None = None
-    """Whose rows they are, for a loss that the client wrote."""
-
-
-OfSequence = float | CustomFound
-"""What is found for a whole sequence: the ratio of GSPO, or what a custom loss says of a datum."""
 
 
 class MixedLosses:
     """Losses of tokens, by row."""
 
     is_of_sequence = False
-    of_sequences: Sequence[OfSequence] = ()
+    of_sequences: Sequence[float] = ()
 
     def __init__(self, parts: Sequence[LossRows], device: torch.device) -> None:
         self._losses = {
@@ -78,7 +69,7 @@ class SequenceLosses:
 
     def __init__(self, parts: Sequence[LossRows]) -> None:
         self._parts = parts
-        self.of_sequences: list[OfSequence] = []
+        self.of_sequences: list[float] = []
         """The ratio of each sequence, once its loss is known."""
 
     def of_all(self, logprobs: Tensor) -> TokenLoss:
@@ -99,67 +90,11 @@ class SequenceLosses:
         raise TypeError("the loss of a sequence is not known by chunk")
 
 
-class CustomLosses:
-    """Losses that clients wrote, by datum.
-
-    A datum whose loss cannot be computed has none, and what is found for it says why: the job
-    fails by it once all of its passes have ended as those of any other job.
-    """
-
-    is_of_sequence = True
-
-    def __init__(self, parts: Sequence[LossRows]) -> None:
-        self._parts = parts
-        self.of_sequences: list[OfSequence] = []
-        """What was found for each datum, once its loss is known."""
-
-    def of_all(self, logprobs: Tensor) -> TokenLoss:
-        """Return the losses of all rows: that of a datum at its first row and target."""
-        values, start = logprobs.float().cpu(), 0
-        loss, dlogprobs = torch.zeros_like(values), torch.zeros_like(values)
-        for part in self._parts:
-            rows = slice(start, start + part.num_rows)
-            start = rows.stop
-            self._compute(part, values[rows], loss[rows], dlogprobs[rows])
-        return TokenLoss(loss.to(logprobs.device), dlogprobs.to(logprobs.device))
-
-    def of_rows(self, logprobs: Tensor, rows: slice) -> TokenLoss:
-        """Never called: a datum may lie in several chunks."""
-        del logprobs, rows
-        raise TypeError("a custom loss is not known by chunk")
-
-    def _compute(
-        self, part: LossRows, logprobs_NK: Tensor, loss_NK: Tensor, dlogprobs_NK: Tensor
-    ) -> None:
-        """Write the loss and derivative of a datum, and note what else was found."""
-        request = part.request
-        if request is None or request.custom is None:
-            raise ValueError("the rows of a custom loss come with their request")
-        custom = request.custom
-        own = logprobs_NK.numpy()
-        first = own[:, 0] if custom.inputs[0].rank == 1 else own
-        others = [part.inputs[each.name] for each in custom.inputs[1:]]
-        try:
-            found = compute_custom_loss(
-                read_graph(custom), [first, *others], needs_gradient=request.is_backward
-            )
-        except CustomLossError as error:
-            self.of_sequences.append(CustomFound(node=error.node, problem=error.problem))
-            return
-        loss_NK[0, 0] = found.loss
-        dlogprobs_NK.copy_(found.dlogprobs.reshape(dlogprobs_NK.shape))
-        num_tokens = int((dlogprobs_NK != 0).any(dim=1).sum())
-        self.of_sequences.append(CustomFound(found.metrics, num_tokens))
-
-
 def losses_of(
     parts: Sequence[LossRows], device: torch.device, *, is_of_sequence: bool
-) -> MixedLosses | SequenceLosses | CustomLosses:
-    """Return the losses of the rows of a group, which are all of tokens, of GSPO or custom."""
-    if not is_of_sequence:
-        return MixedLosses(parts, device)
-    is_custom = parts[0].request is not None
-    return CustomLosses(parts) if is_custom else SequenceLosses(parts)
+) -> MixedLosses | SequenceLosses:
+    """Return the losses of the rows of a group, which are all of tokens or all of GSPO."""
+    return SequenceLosses(parts) if is_of_sequence else MixedLosses(parts, device)
 
 
 def _column(parts: Sequence[FloatArray], device: torch.device) -> Tensor:

@@ -2,9 +2,8 @@
 
 A job knows the order of its microbatches and collects what each pass finds for its sequences.
 For the case that the operation fails, it holds what restores its run: a copy of the gradient
-that
-was pending before it. The loss is summed in float64 over the whole batch in its own order, so it
-does not depend on the split.
+that was pending before it. The loss is summed in float64 over the whole batch in its own order, so
+it does not depend on the split.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_engine.arena.adam import grad_norm
-from tinsmith_engine.base.loss_specs import LossSpec, full_config, spec_of, token_settings
-from tinsmith_engine.base.types import BatchRequest, BatchResult, CustomFound, Datum, FloatArray
-from tinsmith_engine.losses.batch_losses import LossRows, OfSequence
-from tinsmith_engine.losses.custom_loss import TOKENS_OF_DATUM
+from tinsmith_engine.base.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
+from tinsmith_engine.base.types import BatchRequest, BatchResult, Datum, FloatArray
+from tinsmith_engine.losses.batch_losses import LossRows
 from tinsmith_engine.losses.losses import metrics
 from tinsmith_engine.packing.moe_routing import Routes
 from tinsmith_engine.packing.packing import segment_rows, split_batch
 from tinsmith_engine.runs.run_store import Run
-from tinsmith_runtime.errors import CustomLossRefusedError, NonFiniteLossError, TinsmithError
+from tinsmith_runtime.errors import NonFiniteLossError, TinsmithError
 
-_FoundDatum = tuple[FloatArray, FloatArray, OfSequence | None]
+_FoundDatum = tuple[FloatArray, FloatArray, float | None]
 
 
 @dataclass(slots=True)
@@ -55,14 +53,14 @@ class Job:
     _num_done: int = 0
     _logprobs: dict[int, FloatArray] = field(default_factory=dict)
     _losses: dict[int, FloatArray] = field(default_factory=dict)
-    _of_sequences: dict[int, OfSequence] = field(default_factory=dict)
+    _of_sequences: dict[int, float] = field(default_factory=dict)
     _experts: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     _gradient_before: Tensor | None = None
 
     @property
     def spec(self) -> LossSpec:
         """The loss."""
-        return spec_of(self.request.loss, self.request.custom)
+        return LOSS_SPECS[self.request.loss]
 
     @property
     def accumulates(self) -> bool:
@@ -73,9 +71,7 @@ class Job:
 
     def begin(self) -> None:
         """Split the batch, and remember the gradient that a failure must leave behind."""
-        # What a custom loss may read is in proportion to tokens, and to datums.
-        added = TOKENS_OF_DATUM if self.spec.is_custom else 0
-        lengths = [datum.tokens_T.size + added for datum in self.request.batch]
+        lengths = [datum.tokens_T.size for datum in self.request.batch]
         self._microbatches = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
         self._experts = {}
@@ -117,9 +113,6 @@ class Job:
     def loss_inputs(self, index: int, is_scored: NDArray[np.bool_]) -> dict[str, Any]:
         """Return the inputs and settings of the loss for the scored tokens of a datum."""
         datum = self.request.batch[index]
-        if self.spec.is_custom:
-            # Of ranks of their own, and of all tokens.
-            return {"target_tokens": datum.targets_T, **datum.loss_inputs}
         config = full_config(self.request.loss, self.request.loss_config)
         found = {name: datum.loss_inputs[name] for name in self.spec.inputs}
         found |= token_settings(datum, config, datum.tokens_T.size)
@@ -127,12 +120,7 @@ class Job:
 
     def loss_rows(self, index: int, is_scored: NDArray[np.bool_]) -> LossRows:
         """Return what the loss of the scored tokens of a datum is computed from."""
-        return LossRows(
-            self.request.loss,
-            self.loss_inputs(index, is_scored),
-            int(is_scored.sum()),
-            self.request if self.spec.is_custom else None,
-        )
+        return LossRows(self.request.loss, self.loss_inputs(index, is_scored), int(is_scored.sum()))
 
     def take(
         self,
@@ -140,7 +128,7 @@ class Job:
         is_scored: NDArray[np.bool_],
         logprobs: FloatArray,
         losses: FloatArray,
-        of_sequence: OfSequence | None,
+        of_sequence: float | None,
     ) -> None:
         """Keep what a pass found for the scored tokens of a datum, [n, K] each."""
         datum = self.request.batch[index]
@@ -203,10 +191,6 @@ class Job:
         self._num_done = 0
 
     def _end(self) -> None:
-        fault = self._custom_fault()
-        if fault is not None:
-            self.fail(fault)
-            return
         # Sums of infinities of both signs are no numbers, which is for the caller to hear.
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._metrics()
@@ -234,37 +218,11 @@ class Job:
         in_order = range(len(self.request.batch))
         self.outcome = BatchResult([self._logprobs[index] for index in in_order], found)
 
-    def _custom_fault(self) -> CustomLossRefusedError | None:
-        """Return why the first datum whose custom loss could not be computed has none."""
-        for index, found in sorted(self._of_sequences.items()):
-            if isinstance(found, CustomFound) and found.problem:
-                return CustomLossRefusedError(
-                    "loss.custom",
-                    f"failed at node {found.node} for data[{index}]: {found.problem}; a gradient "
-                    "accumulated before it is unchanged",
-                    node=found.node,
-                )
-        return None
-
     def _metrics(self) -> dict[str, float]:
-        found = self._custom_metrics() if self.spec.is_custom else self._loss_metrics()
+        found = self._loss_metrics()
         if self._experts:
             fractions = [float(seen.mean()) for seen in self._experts.values()]
             found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
-        return found
-
-    def _custom_metrics(self) -> dict[str, float]:
-        """Return the sums and means over datums, in the order of the batch."""
-        by_datum = [found for _, found in sorted(self._of_sequences.items())]
-        of_custom = [found for found in by_datum if isinstance(found, CustomFound)]
-        losses = [float(self._losses[index].sum()) for index in range(len(self.request.batch))]
-        found = {
-            "loss:sum": math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses),
-            "num_loss_tokens:sum": float(sum(one.num_tokens for one in of_custom)),
-        }
-        for name in of_custom[0].metrics:
-            reduced = np.sum([one.metrics[name] for one in of_custom], dtype=np.float64)
-            found[name] = float(reduced / len(of_custom) if name.endswith(":mean") else reduced)
         return found
 
     def _loss_metrics(self) -> dict[str, float]:
@@ -286,8 +244,7 @@ class Job:
             {name: _joined([one[name] for one in inputs]) for name in names},
         )
         # In the order of the batch, not of the passes that found them.
-        in_order = sorted(self._of_sequences.items())
-        ratios = {index: ratio for index, ratio in in_order if isinstance(ratio, float)}
+        ratios = dict(sorted(self._of_sequences.items()))
         if ratios:
             found |= _sequence_metrics(batch, ratios, config)
         if "advantages" in inputs[0]:

@@ -18,21 +18,17 @@ from numpy.typing import NDArray
 
 from tinsmith_engine.base.loss_specs import (
     CLIP_BOUNDS,
-    CUSTOM,
     LOSS_NAMES,
+    LOSS_SPECS,
     LossSpec,
     full_config,
-    spec_of,
 )
 from tinsmith_engine.base.types import (
     AdamParams,
     BatchRequest,
-    CustomInput,
-    CustomLoss,
     Datum,
     ModelInfo,
 )
-from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_engine.packing.images import check_source_pixels, place_datum
 from tinsmith_runtime.errors import (
     EmptyBatchError,
@@ -58,11 +54,11 @@ class ValidatedBatch(tuple[Datum, ...]):
     other, the engine checks the batch again.
     """
 
-    _against: tuple[str, Mapping[str, float], CustomLoss | None, ModelInfo]
+    _against: tuple[str, Mapping[str, float], ModelInfo]
 
     def is_valid_for(self, request: BatchRequest, info: ModelInfo) -> bool:
         """Whether the batch was held against what a request asks for, of this model."""
-        return self._against == (request.loss, request.loss_config, request.custom, info)
+        return self._against == (request.loss, request.loss_config, info)
 
 
 def validate_batch(
@@ -70,8 +66,6 @@ def validate_batch(
     loss: str,
     loss_config: Mapping[str, float],
     info: ModelInfo,
-    *,
-    custom: CustomLoss | None = None,
 ) -> ValidatedBatch:
     """Return a batch that can be trained on, or raise the error that names its first fault.
 
@@ -80,14 +74,11 @@ def validate_batch(
         loss: Name of a loss in `LOSS_NAMES`.
         loss_config: Settings of the loss; defaults fill what is absent.
         info: The model that the batch is for: gives vocabulary and longest sequence.
-        custom: The client's own loss, for the name `custom` alone.
 
     Returns:
         The same datums, which the engine does not check again.
 
     Raises:
-        CustomLossRefusedError: The client's own loss is not well formed or calls what is not
-            allowed.
         EmptyBatchError: No datum, or a datum without tokens.
         UnknownLossError: No loss has this name.
         MissingLossInputError: A datum lacks an input of the loss.
@@ -105,16 +96,7 @@ def validate_batch(
         raise UnknownLossError(
             "loss.name", f"{loss!r} is not one of {', '.join(LOSS_NAMES)}", loss=loss
         )
-    if (custom is not None) != (loss == CUSTOM):
-        problem = "is required by loss custom" if custom is None else f"is no part of loss {loss}"
-        raise InvalidFieldError("loss.custom", problem)
-    if custom is not None:
-        # Here alone: requests of other losses are validated without torch.
-        from tinsmith_engine.losses.custom_loss import load_sizes
-
-        read_graph(custom)
-        load_sizes()
-    spec = spec_of(loss, custom)
+    spec = LOSS_SPECS[loss]
     _check_config(spec, loss_config)
     config = full_config(loss, loss_config)
     if not batch:
@@ -123,12 +105,9 @@ def validate_batch(
         check_source_pixels([image for datum in batch for image in datum.images], "data")
     for index, datum in enumerate(batch):
         path = f"data[{index}]"
-        placed = place_datum(datum, info, path)
-        _check_datum(path, placed, spec, config, info)
-        if custom is not None:
-            _check_custom_inputs(path, placed, custom.inputs)
+        _check_datum(path, place_datum(datum, info, path), spec, config, info)
     validated = ValidatedBatch(batch)
-    validated._against = (loss, dict(loss_config), custom, info)
+    validated._against = (loss, dict(loss_config), info)
     return validated
 
 
@@ -143,7 +122,7 @@ def prepare_request(request: BatchRequest, info: ModelInfo) -> BatchRequest:
     ]
     batch = request.batch
     if not (isinstance(batch, ValidatedBatch) and batch.is_valid_for(request, info)):
-        validate_batch(placed, request.loss, request.loss_config, info, custom=request.custom)
+        validate_batch(placed, request.loss, request.loss_config, info)
     return dataclasses.replace(request, batch=placed)
 
 
@@ -213,8 +192,7 @@ def _check_datum(
         field = f'{path}.loss_inputs["{name}"]'
         if name not in (*spec.inputs, *spec.optional_inputs):
             raise InvalidFieldError(field, f"is not an input of loss {spec.name}")
-        if not spec.is_custom:
-            _check_array(field, values, num_tokens, _NUMBERS, num_targets)
+        _check_array(field, values, num_tokens, _NUMBERS, num_targets)
         if not np.isfinite(values).all():
             position = _row_of_first(~np.isfinite(values))
             value = values.flat[int(np.argmin(np.isfinite(values)))]
@@ -225,29 +203,6 @@ def _check_datum(
                 field, f"must be 0 or 1, got {values[position]} at position {position}"
             )
     _check_clip_bounds(path, datum, config)
-
-
-def _check_custom_inputs(path: str, datum: Datum, inputs: Sequence[CustomInput]) -> None:
-    """Check the ranks that a client's own loss declares; the first axis is that of the tokens."""
-    num_tokens = datum.tokens_T.size
-    for each in inputs:
-        is_of_targets = each is inputs[0] or each.name == "target_tokens"
-        values = datum.targets_T if is_of_targets else datum.loss_inputs[each.name]
-        field = f'{path}.loss_inputs["{"target_tokens" if is_of_targets else each.name}"]'
-        if values.ndim != each.rank:
-            raise ShapeMismatchError(
-                field,
-                f"has shape {list(values.shape)}, the loss declares {each.name} of rank "
-                f"{each.rank}",
-            )
-        if each.rank and (values.shape[0] != num_tokens or values.shape[-1] == 0):
-            raise ShapeMismatchError(
-                field, f"has shape {list(values.shape)}, the datum has {num_tokens} tokens"
-            )
-        if each.rank == 2 and values.shape[1] > MAX_TARGETS:
-            raise ShapeMismatchError(
-                field, f"has shape {list(values.shape)}; a position has at most {MAX_TARGETS}"
-            )
 
 
 def _check_targets(field: str, datum: Datum, spec: LossSpec) -> int | None:
@@ -332,5 +287,5 @@ def _check_vocabulary(field: str, ids: NDArray[np.int64], vocab_size: int) -> No
 
 
 def _row_of_first(is_wrong: NDArray[np.bool_]) -> int:
-    """Return the first row [T] or [T, K] in which something is wrong; 0 of a scalar."""
-    return int(np.argmax(is_wrong.reshape(is_wrong.shape[0] if is_wrong.ndim else 1, -1).any(1)))
+    """Return the first row [T] or [T, K] in which something is wrong."""
+    return int(np.argmax(is_wrong.reshape(len(is_wrong), -1).any(1)))

@@ -29,7 +29,7 @@ import torch
 from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.memory import is_out_of_memory
 from tinsmith_engine.base.types import BatchRequest, BatchResult, IntArray, LoraConfig
-from tinsmith_engine.losses.batch_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
+from tinsmith_engine.losses.batch_losses import MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.model.lm_head import HeadGroup, NoLosses, RowLosses
 from tinsmith_engine.model.model_protocol import BoundRows, Model, Pass, RunTensors
 from tinsmith_engine.packing.images import rope_positions
@@ -344,7 +344,7 @@ class PassRunner:
 
 def _is_alone(job: Job) -> bool:
     """Whether the passes of a job hold nothing else."""
-    return job.spec.is_custom or (job.run is not None and job.run.is_full)
+    return job.run is not None and job.run.is_full
 
 
 class _Heads:
@@ -359,7 +359,7 @@ class _Heads:
         device: torch.device,
     ) -> None:
         self._parts: dict[tuple[object, ...], list[_Part]] = {}
-        self._losses: list[MixedLosses | SequenceLosses | CustomLosses] = []
+        self._losses: list[MixedLosses | SequenceLosses] = []
         self.groups: list[HeadGroup] = []
         self._others: dict[tuple[object, ...], list[_Part]] = {}
         loras = _head_adapters(model, rows, adapted)

@@ -1,7 +1,7 @@
 """Which keys call which HTTP route.
 
 Routes stand for methods of the contract, and the pods check those again. This table holds for what
-the gateway itself keeps and does with its own key, such as samples and custom losses. A route
+the gateway itself keeps and does with its own key, such as samples. A route
 without a row does not start.
 """
 
@@ -41,7 +41,7 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
             "POST:/retrieve_future POST:/retrieve_futures POST:/cancel_future",
             USE: f"PUT:{_SESSION}/project POST:/create_model POST:/forward_backward "
             "POST:/optim_step POST:/save_weights POST:/save_weights_for_sampler "
-            "POST:/save_weights_external POST:/load_weights POST:/create_custom_loss "
+            "POST:/save_weights_external POST:/load_weights "
             f"DELETE:{_CHECKPOINT} POST:{_CHECKPOINT}/publish DELETE:{_CHECKPOINT}/publish "
             f"PUT:{_CHECKPOINT}/ttl POST:/copy_weights",
             MANAGE: "GET:/audit",

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 metadata = sa.MetaData()
 STORE = Store("gateway", metadata, SCHEMA_VERSION)
 
-# What clients of the Tinker wire were promised: samples, custom losses, and why something that
+# What clients of the Tinker wire were promised: samples, and why something that
 # could not be put into native words was refused.
 futures = sa.Table(
     "futures",

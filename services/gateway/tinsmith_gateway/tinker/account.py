@@ -50,7 +50,7 @@ class Account:
         return JSONResponse(
             {
                 "pjwt_auth_enabled": False,
-                "custom_loss_server_side": True,
+                "custom_loss_server_side": False,
                 "sample_join_sampling_session": False,
                 **self._client_config,
             }

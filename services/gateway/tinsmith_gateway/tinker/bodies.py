@@ -301,23 +301,6 @@ class CancelFuture(Body):
     request_id: Identifier
 
 
-class CustomLossInput(Body):
-    """One argument of a custom loss."""
-
-    name: Label
-    rank: int = Field(ge=0, le=2)
-
-
-class CreateCustomLoss(Body):
-    """Brings a loss function of the client's own, as the graph of its operations."""
-
-    session_id: Identifier
-    custom_loss_seq_id: Index
-    name: Label
-    inputs: List[CustomLossInput] = Field(min_length=1, max_length=16)
-    graph: dict[str, Any]
-
-
 class PathReference(Body):
     """Names a checkpoint."""
 

@@ -15,11 +15,10 @@ from google.rpc import status_pb2
 
 from tinsmith.rpc.error_codec import decode_status, encode_status
 from tinsmith_gateway.store.tables import futures
-from tinsmith_runtime.errors import ResourceExhaustedError, TinsmithError
+from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.sql import Database, insert
 
 SAMPLE = "sample"
-CUSTOM_LOSS = "custom_loss"
 REFUSAL = "refusal"
 RECORDING = "recording"
 """What was sampled, kept for training that refers to it."""
@@ -97,7 +96,6 @@ class FutureStore:
         self._wall_clock = wall_clock
         self._revision = 0
         self._retrieved: set[tuple[str, str]] = set()
-        self._used: set[tuple[str, str]] = set()
 
     async def load(self) -> None:
         """Go on behind the last revision; call once, before anything ends."""
@@ -133,8 +131,6 @@ class FutureStore:
         request: bytes = b"",
         result: bytes | None = None,
         error: TinsmithError | None = None,
-        limit: int | None = None,
-        limit_of_project: int | None = None,
     ) -> None:
         """Keep a future that ended as it was made; a repeat changes nothing.
 
@@ -146,11 +142,6 @@ class FutureStore:
             request: What was asked for.
             result: How it ended.
             error: Why it failed.
-            limit: How many futures of the kind its owner may have.
-            limit_of_project: How many the project may have.
-
-        Raises:
-            ResourceExhaustedError: If the owner or the project has as many.
         """
         now_s = self._wall_clock()
         self._revision += 1
@@ -161,22 +152,8 @@ class FutureStore:
             "revision": self._revision,
             "finish_time_s": now_s,
         }
-        others = sa.select(sa.func.count()).where(
-            futures.c.project == project, futures.c.kind == kind, futures.c.future != future
-        )
-        bounds = (
-            (f"project {project}", others, limit_of_project),
-            (owner, others.where(futures.c.owner == owner), limit),
-        )
 
         def write(connection: sa.Connection) -> None:
-            for whose, query, most in bounds:
-                if most is not None and connection.execute(query).scalar_one() >= most:
-                    raise ResourceExhaustedError(
-                        f"{whose} has {most} futures of the kind {kind}, and may have no more; "
-                        "they go some time after they were last used",
-                        limit=most,
-                    )
             connection.execute(insert(connection, futures).values(**row).on_conflict_do_nothing())
 
         await self._database.write(write)
@@ -271,11 +248,6 @@ class FutureStore:
         if "\0" not in future and len(self._retrieved) < _MAX_NOTED:
             self._retrieved.add((project, future))
 
-    def note_used(self, project: str, future: str) -> None:
-        """Note that what a future holds is used: its retention begins anew."""
-        if len(self._used) < _MAX_NOTED:
-            self._used.add((project, future))
-
     async def sweep(self, *, retrieved_s: float, unretrieved_s: float) -> int:
         """Forget what was kept long enough, and return how many futures that were.
 
@@ -284,21 +256,9 @@ class FutureStore:
             unretrieved_s: How long a result is kept that was never asked for.
         """
         retrieved, self._retrieved = self._retrieved, set()
-        used, self._used = self._used, set()
         now_s = self._wall_clock()
 
         def write(connection: sa.Connection) -> int:
-            if used:
-                connection.execute(
-                    sa.update(futures)
-                    .where(futures.c.project == sa.bindparam("its_project"))
-                    .where(futures.c.future == sa.bindparam("its_future"))
-                    .values(finish_time_s=now_s),
-                    [
-                        {"its_project": project, "its_future": future}
-                        for project, future in sorted(used)
-                    ],
-                )
             if retrieved:
                 connection.execute(
                     sa.update(futures)
@@ -311,14 +271,10 @@ class FutureStore:
                         for project, future in sorted(retrieved)
                     ],
                 )
-            # A custom loss is kept for as long as it is used.
             deleted = connection.execute(
                 sa.delete(futures).where(
                     sa.or_(
-                        sa.and_(
-                            futures.c.kind != CUSTOM_LOSS,
-                            futures.c.retrieve_time_s < now_s - retrieved_s,
-                        ),
+                        futures.c.retrieve_time_s < now_s - retrieved_s,
                         futures.c.finish_time_s < now_s - unretrieved_s,
                         sa.and_(
                             futures.c.kind == RECORDING,

@@ -21,7 +21,7 @@ from tinsmith.v1 import checkpoint_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, training_codec
 from tinsmith_gateway.tinker.contract_calls import Native, user_native
-from tinsmith_gateway.tinker.future_store import CUSTOM_LOSS, FutureRecord, FutureStore
+from tinsmith_gateway.tinker.future_store import FutureRecord, FutureStore
 from tinsmith_gateway.tinker.futures import OperationFuture
 from tinsmith_gateway.tinker.sample_futures import Samples
 from tinsmith_gateway.tinker.sample_routes import create_sampling_session
@@ -84,8 +84,6 @@ class Retrieval:
         if body.allow_metadata_only and len(result) > _INLINE_BYTES:
             return rendering.metadata_only(len(result))
         self._store.note_retrieved(record.project, record.future)
-        if record.kind == CUSTOM_LOSS:
-            return Response(result, media_type="application/json")
         return rendering.protobuf(result)
 
     async def _retrieve_operation(

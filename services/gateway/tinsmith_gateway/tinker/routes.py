@@ -14,7 +14,6 @@ from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker.account import Account
 from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.checkpoints import Checkpoints
-from tinsmith_gateway.tinker.custom_losses import CustomLosses
 from tinsmith_gateway.tinker.downloads import DOWNLOADS_PATH, Downloads
 from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.numbered_calls import OrderedCalls
@@ -63,7 +62,6 @@ class TinkerWire:
             services.threads,
             max_body_bytes=config.max_body_bytes,
         )
-        self._custom_losses = CustomLosses(self._store)
         self._sampling = Sampling(
             self._samples, self._store, models, default_poll_s=config.long_poll_s
         )
@@ -135,7 +133,6 @@ class TinkerWire:
                 body="text",
             ),
             self._route("POST", "/load_weights", self._training.load_weights, body="text"),
-            self._route("POST", "/create_custom_loss", self._custom_losses.create),
             self._route("POST", "/create_sampling_session", self._sampling.create_session),
             self._route("POST", "/join_sampling_session", self._sampling.join_session),
             self._route("GET", "/samplers/{sampling_session_id}", self._sampling.get_sampler),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import zstandard
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
@@ -13,7 +15,6 @@ from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker import (
     age_encryption,
     bodies,
-    custom_losses,
     futures,
     ids,
     training_codec,
@@ -35,7 +36,6 @@ from tinsmith_runtime.errors import (
 
 CLIENT_TTL_S = 7 * 24 * 3600
 """Life of weights that were saved for one sampling client, which are never deleted by a client."""
-_CUSTOM = "custom"
 
 
 class Training:
@@ -43,7 +43,7 @@ class Training:
 
     Args:
         calls: Submits what is numbered.
-        store: Where custom losses are.
+        store: Where recordings of samples are.
         models: Names of base models.
         usage_: Counts tokens.
         max_body_bytes: Limit of a body once it is unpacked.
@@ -60,7 +60,6 @@ class Training:
         max_body_bytes: int,
     ) -> None:
         self._calls = calls
-        self._store = store
         self._recordings = Recordings(store, threads)
         self._models = models
         self._usage = usage_
@@ -125,7 +124,10 @@ class Training:
             del run, number
             if excess is not None:
                 raise excess
-            loss = await self._loss(native, request)
+            loss = trainer_pb2.Loss(
+                name=request.loss_fn,
+                config=training_codec.numeric_config(training_codec.decode_config(request)),
+            )
             data = await call.aside(training_codec.decode_data, request.data, self._max_body_bytes)
             if request.loss_fn == STABLE_REINFORCE:
                 await self._recordings.check(native.project, request, data)
@@ -306,7 +308,7 @@ class Training:
         native: Native,
         reference: bodies.OrderedReference,
         kind: str,
-        prepare: custom_losses.Prepare,
+        prepare: Callable[[str, int], Awaitable[Prepared]],
     ) -> Response:
         answer = await self._calls.submit(
             native,
@@ -321,18 +323,6 @@ class Training:
     def _count(self, native: Native, model_id: str, kind: str, count: int) -> None:
         base_model = self._calls.base_model(native.project, model_id)
         self._usage.add(native.project, model_id.partition(":")[0], base_model, kind, count)
-
-    async def _loss(
-        self, native: Native, request: training_codec.ForwardBackwardRequest
-    ) -> trainer_pb2.Loss:
-        config = training_codec.decode_config(request)
-        if request.loss_fn != _CUSTOM:
-            return trainer_pb2.Loss(
-                name=request.loss_fn, config=training_codec.numeric_config(config)
-            )
-        loss_id = str(config.get("loss_id", ""))
-        custom = await custom_losses.read(self._store, native.project, loss_id)
-        return trainer_pb2.Loss(name=_CUSTOM, custom=custom)
 
     def _parsed(
         self, call: Call

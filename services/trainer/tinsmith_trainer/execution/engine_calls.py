@@ -98,7 +98,6 @@ def request_of(
         loss=work.loss,
         loss_config=work.loss_config,
         is_backward=work.is_backward,
-        custom=work.custom,
         micro_batch_tokens=micro_batch_tokens,
     )
 

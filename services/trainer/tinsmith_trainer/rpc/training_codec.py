@@ -17,8 +17,6 @@ from tinsmith.v1 import checkpoint_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine import (
     AdamParams,
     BatchResult,
-    CustomInput,
-    CustomLoss,
     Datum,
     OptimStepResult,
 )
@@ -252,25 +250,13 @@ def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
         raise EmptyBatchError("data", "holds no datum")
     if not request.loss.name:
         raise InvalidFieldError("loss.name", "is required")
-    custom = _decode_custom(request.loss) if request.loss.HasField("custom") else None
-    batch = [
-        _decode_datum(datum, f"data[{index}]", custom) for index, datum in enumerate(request.data)
-    ]
-    return ForwardWork(batch, request.loss.name, dict(request.loss.config), is_backward, custom)
+    batch = [_decode_datum(datum, f"data[{index}]") for index, datum in enumerate(request.data)]
+    return ForwardWork(batch, request.loss.name, dict(request.loss.config), is_backward)
 
 
-def _decode_custom(message: trainer_pb2.Loss) -> CustomLoss:
-    inputs = tuple(CustomInput(each.name, each.rank) for each in message.custom.inputs)
-    return CustomLoss(message.custom.name, inputs, message.custom.graph_json)
-
-
-def _decode_datum(message: trajectories_pb2.Datum, path: str, custom: CustomLoss | None) -> Datum:
+def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
     tokens_T, images = decode_input(message.model_input, field=f"{path}.model_input")
     inputs = dict(message.loss_inputs)
-    if custom is not None:
-        # Made by clients for several losses: what this one does not read is not looked at.
-        read = {each.name for each in custom.inputs[1:]} | {"target_tokens"}
-        inputs = {name: tensor for name, tensor in inputs.items() if name in read}
     target = inputs.pop("target_tokens", None)
     if target is None:
         raise MissingLossInputError(f'{path}.loss_inputs["target_tokens"]', "is required")
@@ -279,13 +265,7 @@ def _decode_datum(message: trajectories_pb2.Datum, path: str, custom: CustomLoss
         target, f'{path}.loss_inputs["target_tokens"]', np.int64, allows_several=True
     )
     loss_inputs = {
-        key: decode_array(
-            tensor,
-            f'{path}.loss_inputs["{key}"]',
-            np.float32,
-            allows_several=True,
-            allows_scalar=custom is not None,
-        )
+        key: decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32, allows_several=True)
         for key, tensor in inputs.items()
     }
     return Datum(tokens_T, targets_T, loss_inputs, images)

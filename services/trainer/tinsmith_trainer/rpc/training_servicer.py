@@ -198,9 +198,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 f"{self._config.max_batch_tokens} are allowed; send it in parts",
                 limit=self._config.max_batch_tokens,
             )
-        batch = validate_batch(
-            work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
-        )
+        batch = validate_batch(work.batch, work.loss, work.loss_config, run.engine.info)
         return dataclasses.replace(work, batch=batch)
 
     async def _check_foreign(self, work: LoadCheckpointWork) -> None:
@@ -225,12 +223,8 @@ def _time_left(context: Context) -> float | None:
 
 
 def _takes_long(request: Any) -> bool:
-    """Whether a request takes long to read however small it is.
-
-    An image has to be decoded. The first custom loss imports what computes the sizes of results.
-    """
-    loss = getattr(request, "loss", None)
-    return (loss is not None and loss.HasField("custom")) or any(
+    """Whether a request takes long to read however small it is: an image has to be decoded."""
+    return any(
         chunk.HasField("image")
         for datum in getattr(request, "data", ())
         for chunk in datum.model_input.chunks

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tinsmith_engine import AdamParams, BatchResult, CustomLoss, Datum, OptimStepResult
+from tinsmith_engine import AdamParams, BatchResult, Datum, OptimStepResult
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import CheckpointRecord
 from tinsmith_runtime.usage import Quantity
@@ -31,8 +31,6 @@ class ForwardWork:
     loss: str
     loss_config: Mapping[str, float]
     is_backward: bool
-    custom: CustomLoss | None = None
-    """The client's own function, for the loss `custom`."""
 
     @property
     def num_tokens(self) -> int:

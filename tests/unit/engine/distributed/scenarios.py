@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tests.fakes.traced_losses import trace
 from tests.unit.engine.conftest import make_batch, randomise_b
 
 from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
@@ -32,37 +31,18 @@ TENANTS = (
     ("head", LoraConfig(rank=4, seed=3, train_unembedding=True), "cross_entropy", (9,)),
     ("large", LoraConfig(rank=8, seed=4), "cross_entropy", (60, 61, 62, 33, 8, 50, 44)),
     ("sequence", LoraConfig(rank=16, seed=5), "gspo", (31, 40, 12)),
-    ("own", LoraConfig(rank=8, seed=6), "custom", (33, 12, 40, 25)),
+    ("own", LoraConfig(rank=8, seed=6), "cispo", (33, 12, 40, 25)),
 )
 ONE_PIECE = ("small", "twin", "head")
 ADAM = AdamParams(learning_rate=1e-2, weight_decay=0.1, grad_clip_norm=1.0)
 
 
 def request(name: str, loss: str, lengths: Sequence[int], **changes: Any) -> BatchRequest:
-    of = {"gspo": "ppo", "custom": "cross_entropy"}.get(loss, loss)
-    batch = make_batch(of, lengths, seed=len(name))
+    batch = make_batch("ppo" if loss == "gspo" else loss, lengths, seed=len(name))
     if loss == "gspo":
         batch = [_with_mask(datum) for datum in batch]
-    custom = trace(own_loss, {"logprobs": 1, "weights": 1}) if loss == "custom" else None
-    one = BatchRequest(
-        run=name, batch=batch, loss=loss, loss_config={}, is_backward=True, custom=custom
-    )
+    one = BatchRequest(run=name, batch=batch, loss=loss, loss_config={}, is_backward=True)
     return dataclasses.replace(one, **changes)
-
-
-def own_loss(
-    logprobs: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A loss of whole sequences that no built-in one is."""
-    loss = torch.nn.functional.softplus((logprobs * weights).mean())
-    return loss * logprobs.shape[0], {"custom/mean:mean": logprobs.mean()}
-
-
-def failing_loss(
-    logprobs: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A loss that can be computed of 12 tokens alone."""
-    return (logprobs[:12] + logprobs * weights).sum(), {}
 
 
 def _with_mask(datum: Datum) -> Datum:
@@ -194,12 +174,10 @@ def _errors(engine: Engine) -> dict[str, str]:
     bad.batch[3].loss_inputs["weights"][-1] = 3e38
     bad.batch[4].loss_inputs["weights"][-2:] = 3e38
     unknown = dataclasses.replace(requests["small"], run="nobody")
-    custom = trace(failing_loss, {"logprobs": 1, "weights": 1})
-    fault = dataclasses.replace(requests["own"], custom=custom)
-    found = engine.compute([bad, requests["small"], unknown, fault])
+    found = engine.compute([bad, requests["small"], unknown])
     kinds = {
         name: type(one).__name__
-        for name, one in zip(("bad", "good", "unknown", "fault"), found, strict=True)
+        for name, one in zip(("bad", "good", "unknown"), found, strict=True)
     }
     try:
         engine.create_run("small", LoraConfig(rank=8, seed=1))
@@ -317,11 +295,6 @@ def full_requests(step: int) -> list[BatchRequest]:
     ]
 
 
-def own_request() -> BatchRequest:
-    """What a full-parameter run computes of a client's own loss."""
-    return request("full", "custom", (9, 21, 9), run="full")
-
-
 def train_full(engine: Engine) -> dict[str, torch.Tensor]:
     """Three AdamW steps of a full-parameter run; the reference is one process."""
     engine.create_run("full", FullConfig())
@@ -334,7 +307,6 @@ def train_full(engine: Engine) -> dict[str, torch.Tensor]:
         found[f"{step}/theta"] = engine.export_state("full").tensors["theta"]
     scored = dataclasses.replace(full_requests(0)[0], is_backward=False)
     found |= collect(engine, [scored], "scored/")
-    found |= collect(engine, [own_request()], "own/")
     engine.clear_gradient("full")
     return found
 
@@ -364,9 +336,7 @@ def _full_errors(engine: Engine) -> dict[str, Any]:
     before = collect(engine, [good])["full/grad"]
     bad = dataclasses.replace(good, batch=make_batch(lengths=(9, 9, 12)))
     bad.batch[0].loss_inputs["weights"][-2:] = 3e38
-    custom = trace(failing_loss, {"logprobs": 1, "weights": 1})
-    fault = dataclasses.replace(own_request(), custom=custom)
-    kinds = [type(one).__name__ for one in engine.compute([bad, fault])]
+    kinds = [type(one).__name__ for one in engine.compute([bad])]
     is_kept = torch.equal(engine.export_state("full").tensors["grad"], before)
     for action in (
         lambda: engine.publish("full"),

@@ -128,7 +128,6 @@ def test_errors_are_typed_and_of_one_operation(sharded: Path) -> None:
         "bad": "NonFiniteLossError",
         "good": "BatchResult",
         "unknown": "RunNotFoundError",
-        "fault": "CustomLossRefusedError",
         "twice": "AlreadyExistsError",
     }
 

@@ -116,7 +116,6 @@ def test_errors_are_typed_and_leave_the_run(folder: Path) -> None:
     facts = json.loads((folder / "full-0.json").read_text())
     assert facts["kinds"] == [
         "NonFiniteLossError",
-        "CustomLossRefusedError",
         "InvalidFieldError",
         "AlreadyExistsError",
         "NonFiniteLossError",
