@@ -139,7 +139,7 @@ def test_a_trainer_on_a_cluster_without_gpus_is_told_of_gpus_0(tmp_path: Path) -
 SAMPLES = {
     "cpu-lora": ("Running", ""),
     "custom-image": ("Running", ""),
-    "evaluate": ("Running", ""),
+    "evaluate": ("Queued", "TrainingJob rl-math, which does not exist"),
     "full-parameter": ("Queued", "no node has GPUs with 80 GiB: how much they have is not known"),
     "job-on-a-pool": ("Queued", "TrainerPool shared-qwen, which does not exist"),
     "kueue": ("Failed", "queue of Kueue, which this deployment does not use"),
@@ -156,7 +156,7 @@ SAMPLES = {
     "scenario-math": ("Running", ""),
     "scenario-math-lora": ("Running", ""),
     "script-in-a-config-map": ("Running", ""),
-    "serve-checkpoint": ("Running", ""),
+    "serve-checkpoint": ("Queued", "TrainingJob lora-sft, which does not exist"),
     "trainer-pool": ("Ready", ""),
 }
 PLURALS = {
