@@ -7,7 +7,9 @@ address of its object store.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,23 +81,20 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     """What people have before they apply a sample: its data, its Secrets, its claims."""
     folder = tmp_path_factory.mktemp("samples")
     model = build_tiny_model(folder / "tiny")
-    programs = folder / "team"
-    programs.mkdir()
-    (programs / "loop.py").write_text(LOOP.format(model="qwen3-0.6b"))
-    (programs / "player.py").write_text(PLAYER)
     nodes = [
         FakeNode(name=f"samples-{i}", gpus=8, cpu="256", memory="2Ti", labels=_LABELS)
         for i in range(2)
     ]
     with (
+        _programs() as programs,
         running_hub(dict.fromkeys(_MODELS, model)) as hub,
         process_nodes(
             cluster,
             nodes,
             environment={"HF_ENDPOINT": hub.endpoint},
             programs={
-                "registry.example.com/team/loop": folder,
-                "registry.example.com/team/player": folder,
+                "registry.example.com/team/loop": programs,
+                "registry.example.com/team/player": programs,
             },
         ),
         cluster.namespace() as namespace,
@@ -105,6 +104,18 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     ):
         _provide(cluster, namespace, deployment)
         yield Started(cluster, deployment)
+
+
+@contextlib.contextmanager
+def _programs() -> Iterator[Path]:
+    """Yield a folder with the package `team`, outside of /dev, where containers have their own."""
+    with tempfile.TemporaryDirectory(prefix="tinsmith-team-", dir="/tmp") as name:
+        package = Path(name) / "team"
+        package.mkdir()
+        (package / "loop.py").write_text(LOOP.format(model="qwen3-0.6b"))
+        (package / "player.py").write_text(PLAYER)
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def _provide(cluster: TestCluster, namespace: str, deployment: TrainingDeployment) -> None:
