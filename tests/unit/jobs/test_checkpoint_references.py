@@ -103,6 +103,12 @@ def test_what_a_job_waits_for_is_said(other: Job | None, says: str) -> None:
     assert not note_found(waiting, lambda _: other).named_checkpoints
 
 
+def test_a_job_that_names_itself_is_told_so() -> None:
+    waiting = job("first", RESUMED)
+    [said] = missing_checkpoints(waiting, lambda _: waiting)
+    assert said.endswith("name another job")
+
+
 def test_what_was_found_is_kept_though_the_other_job_is_deleted() -> None:
     first = job("first", RESUMED, phase=Phase.SUCCEEDED, final=Saved(SAVED, 3))
     waiting = job("second", RESUMED)

@@ -40,7 +40,9 @@ def missing_checkpoints(job: Job, look_up: Callable[[str], Job | None]) -> Itera
         if name in job.status.named_checkpoints:
             continue
         other = look_up(name)
-        if other is None:
+        if name == job.key.name:
+            yield "its own final checkpoint, which is not there before it began; name another job"
+        elif other is None:
             yield f"the TrainingJob {name}, which does not exist"
         elif other.status.phase in ENDED and other.status.final is None:
             phase = other.status.phase.value
