@@ -341,7 +341,6 @@ async def test_capabilities_name_models_losses_and_limits(rig: TrainerRig, run: 
     found = await run.call("GetCapabilities", request)
     assert [model.base_model for model in found.models] == ["tiny"]
     assert set(found.losses) == {
-        "custom",
         "cross_entropy",
         "importance_sampling",
         "ppo",

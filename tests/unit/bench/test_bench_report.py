@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import report, workload
+from bench import report
 from bench.report import Row
 
 
@@ -61,11 +61,3 @@ def test_results_are_written_in_the_form_that_all_benchmarks_share(
             "spread": [1.0, 3.0],
         }
     ]
-
-
-def test_both_sides_get_equal_batches() -> None:
-    first, again = workload.make_batches(2, 5), workload.make_batches(2, 5)
-
-    assert first[0].shape == (2, 6)
-    assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    assert (first[0] != first[1]).any()

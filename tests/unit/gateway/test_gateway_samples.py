@@ -21,7 +21,6 @@ from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import (
     QueueFullError,
-    ResourceExhaustedError,
     StorageUnavailableError,
 )
 from tinsmith_runtime.rpc.auth import Caller
@@ -205,22 +204,3 @@ async def test_the_end_of_a_sample_is_kept_once_the_database_is_back(
     assert ended is not None
     assert ended.is_ended
     assert (store.num_failures, sampler.num_calls) == (0, 1)
-
-
-async def test_futures_of_a_kind_are_bounded_by_owner_and_by_project(database: Database) -> None:
-    store = FutureStore(database)
-
-    async def add(project: str, owner: str, number: int) -> None:
-        await store.add_ended(
-            project, f"{owner}.{number}", "loss", owner=owner, limit=2, limit_of_project=3
-        )
-
-    await add("a", "s1", 1)
-    await add("a", "s1", 2)
-    with pytest.raises(ResourceExhaustedError, match="s1 has 2"):
-        await add("a", "s1", 3)
-    await add("a", "s2", 1)
-    with pytest.raises(ResourceExhaustedError, match="project a has 3"):
-        await add("a", "s3", 1)
-    await add("a", "s1", 1)
-    await add("b", "s3", 1)
