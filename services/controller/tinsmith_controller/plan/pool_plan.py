@@ -11,14 +11,13 @@ from dataclasses import replace
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import PoolPhase
-from tinsmith_jobs.naming import sampler_selector
 from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_refusals
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodView, Pool
-from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
 from tinsmith_jobs.plan.status_transitions import accept_spec
-from tinsmith_jobs.spec import SAMPLER, Reaction
+from tinsmith_jobs.spec import Reaction
 from tinsmith_jobs.status import Failure, Status
 
 _QUIET_S = 600.0
@@ -56,16 +55,8 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         )
     if kept.num_stopped:
         status = replace(status, last_restart_time=now)
-    status = replace(
-        status,
-        assignments=kept.assignments,
-        epoch=kept.epoch,
-        role_statuses=kept.role_statuses,
-        queued_time=status.queued_time or now,
-        sampler_selector=sampler_selector(pool.key.kind, pool.key.name)
-        if pool.spec.role(SAMPLER)
-        else "",
-    )
+    status = replace(status, queued_time=status.queued_time or now)
+    status = with_pods(status, pool.key, kept)
     status = with_refusals(status, kept.refused, now, limits)
     pause_s = backoff_left_s(status, now, limits)
     status = _readiness(status, kept, pause_s, observed.rejection, now)

@@ -24,7 +24,6 @@ from tinsmith_jobs.naming import (
     job_resource,
     key_entry,
     pod_keys_name,
-    secret_name,
     worker_id,
 )
 from tinsmith_jobs.spec import (
@@ -132,7 +131,7 @@ def _client_env(
     epoch = assignment.epoch if role.kind == DRIVER else None
     address = deployment.gateway_address
     url = address if "://" in address else f"http://{address}"
-    secret, entry = secret_name(owner.key.name, epoch), key_entry(role.agent)
+    secret, entry = pod_keys_name(owner.key.name), key_entry(epoch, role.agent)
     env = [
         _value("TINSMITH_ADDRESS", deployment.gateway_address),
         _secret("TINSMITH_API_KEY", secret, entry),
@@ -156,7 +155,7 @@ def _client_env(
         if spec.model is not None and _reads_hub(spec) and "HF_TOKEN" not in names:
             env += _token_env(spec.model)
         env += [
-            _secret(agent_key_variable(agent.name), secret, key_entry(agent.name))
+            _secret(agent_key_variable(agent.name), secret, key_entry(epoch, agent.name))
             for agent in spec.agents
         ]
     return env
