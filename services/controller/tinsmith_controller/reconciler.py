@@ -234,6 +234,7 @@ class Reconciler:
             requests=self._requests(item),
             obstacle=obstacle_of(record, self._stores, self._policy.current),
             rejection=memory.rejection or record.refusal,
+            is_queued_elsewhere=record.has_own_queue,
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:

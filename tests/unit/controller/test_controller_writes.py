@@ -9,7 +9,7 @@ from tests.unit.controller.cluster_in_memory import NAMESPACE, Connection, World
 from tests.unit.controller.process_in_memory import Process, status_of
 
 A_LIFE = {
-    "PUT trainingjobs": 6,
+    "PUT trainingjobs": 5,
     "POST pods": 4,
     "DELETE pods": 3,
     "POST secrets": 1,
@@ -18,7 +18,7 @@ A_LIFE = {
 """Of a job with four pods, from its creation to its end; docs/adr/0020 says what each is for."""
 NUM_EVENTS = 1
 """That it has succeeded."""
-PHASES = ["Queued", "Starting", "Starting", "Running", "Succeeded", "Succeeded"]
+PHASES = ["Starting", "Starting", "Running", "Succeeded", "Succeeded"]
 
 
 class Counted:
@@ -91,7 +91,6 @@ def test_each_write_of_a_life_says_how_far_it_is_and_what_it_waits_for() -> None
 
     assert [status["phase"] for status in written] == PHASES
     assert [status.get("waitingFor", "") for status in written] == [
-        "waits for the next assignment of nodes",
         "trainer 0 on node n0 is not ready; trainer 1 on node n0 is not ready; "
         "sampler 0 on node n0 is not ready",
         "driver 0 is not ready",
@@ -191,6 +190,27 @@ def test_a_job_that_waits_is_told_once_and_not_written_again() -> None:
     assert status_of(world, "b")["phase"] == "Queued"
     assert writes == before
     assert len(process.events.told) == num_events
+
+
+def test_the_first_write_of_a_job_that_waits_says_what_for() -> None:
+    world = World()
+    world.node("n0")
+    process, writes = process_of(world)
+    world.job("a", gpus=8)
+    process.settle()
+    before = writes["PUT trainingjobs"]
+    world.job("b", gpus=8)
+
+    process.settle()
+
+    status = status_of(world, "b")
+    conditions = {each["type"]: each["reason"] for each in status["conditions"]}
+    assert status["phase"] == "Queued"
+    assert "8 GPUs" in status["waitingFor"]
+    assert status["queuedTime"]
+    assert status["observedGeneration"] == 1
+    assert conditions == {"Ready": "WaitingForNodes", "Assigned": "WaitingForNodes"}
+    assert writes["PUT trainingjobs"] == before + 1
 
 
 def test_a_job_that_runs_is_not_written_again() -> None:

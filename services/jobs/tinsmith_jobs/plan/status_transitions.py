@@ -44,6 +44,8 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
     message = f"nodes were given to {len(placed)} of its pods" if placed else "no pod needs a node"
     status = replace(
         status,
+        observed_generation=status.observed_generation or job.generation,
+        queued_time=status.queued_time or now,
         epoch=epoch,
         assignments=(*status.assignments, *added),
         phase=Phase.STARTING if is_first else Phase.RESTARTING,
@@ -101,6 +103,21 @@ def assign_pool_nodes(
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def is_fresh(job: Job) -> bool:
+    """Return whether nothing of a job was stored yet, but what a new leader stores."""
+    return job.status == Status(fencing_token=job.status.fencing_token)
+
+
+def queued(status: Status, now: datetime.datetime) -> Status:
+    """Return the status of a job that waits for nodes from now on, or has waited already."""
+    if status.phase is Phase.QUEUED:
+        return status
+    status = replace(status, phase=Phase.QUEUED, queued_time=status.queued_time or now)
+    return status.with_condition(
+        conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", now
+    )
 
 
 def wait_for_nodes(
