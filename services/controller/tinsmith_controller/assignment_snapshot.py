@@ -36,11 +36,10 @@ from tinsmith_jobs.plan.status_transitions import (
     queued,
     wait_for_nodes,
 )
-from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.quantities import GIB, Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, Rules, Scheduling, requested
 from tinsmith_jobs.status import Assignment, Placement, Status
 
-_GIB = 2**30
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
 
@@ -240,7 +239,7 @@ def _role_rules(spec: JobSpec | PoolSpec, smallest_gib: int) -> dict[str, Rules]
     for role in spec.roles:
         rules = spec.scheduling.rules_for(role)
         least_bytes = least_gpu_bytes(spec, role) if smallest_gib else 0
-        if least_bytes > smallest_gib * _GIB:
+        if least_bytes > smallest_gib * GIB:
             rules = replace(rules, least_gpu_bytes=least_bytes)
         if rules is not spec.scheduling.rules and role.replicas:
             found[role.name] = rules

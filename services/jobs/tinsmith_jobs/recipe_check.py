@@ -15,7 +15,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, HUB_METHODS, RECIPE_METHODS
 from tinsmith.recipes.tasks.hub_data import HUB, parse_address
 from tinsmith_jobs.method import describe_agents, describe_method
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
+from tinsmith_jobs.spec import COORDINATOR, DRIVER, ENVIRONMENT, WORKER, JobSpec, Method, Template
 from tinsmith_jobs.spec_reader import SpecError
 
 _NEED_PACKAGES = frozenset({"log_to"})
@@ -67,6 +67,8 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     if job.method is Method.EVALUATE:
         for name in method.config.checkpoint.split(","):
             _check_short_checkpoint("spec.method.parameters.checkpoint", name.strip())
+    if not is_local and getattr(method.config, "rollouts", "") == "server":
+        _check_coordinator(job)
     if not is_local and job.model is not None:
         _check_judge(getattr(method.config, "judge", ""), job.model.name)
 
@@ -83,6 +85,20 @@ def _check_variables(job: JobSpec) -> None:
                 "it, or take another name",
                 "spec.roles",
             )
+
+
+def _check_coordinator(job: JobSpec) -> None:
+    """Refuse environments that the coordinator which plays does not reach.
+
+    The shared one plays the shared environments; those of a job are known to its own alone.
+    """
+    if job.role(ENVIRONMENT) is not None and job.role(COORDINATOR) is None:
+        raise SpecError(
+            "rollouts is server, and the shared coordinator does not reach the environments of the "
+            "job (spec.roles.environment); add `coordinator: {}` to spec.roles, leave rollouts "
+            "out, or drop spec.roles.environment to play those that all jobs share",
+            "spec.roles",
+        )
 
 
 def _check_judge(judge: str, model: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 STORE = "checkpoint: {uri: 's3://bucket/of-a-job', secretRef: {name: store}}"
+EPISODES = "method: {type: rl, parameters: {environment: guessing, rollouts: server}}\ndata:"
 SCORED = "data:\nroles: {trainer: null, sampler: {gpus: 1}}"
 WORK = [
     (
@@ -104,6 +105,31 @@ WORK = [
         "checkpoint: {uri: 's3://bucket/a#?credentials=instance', secretRef: {name: store}}",
         "Failed",
         r"spec\.checkpoint\.uri has a #",
+    ),
+    (
+        "environments-of-a-job-that-no-coordinator-reaches",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}, environment: {{}}}}",
+        "Failed",
+        r"rollouts is server, and the shared coordinator does not reach .*add `coordinator: \{\}`",
+    ),
+    (
+        "environments-of-a-job-with-a-coordinator",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}, environment: {{}}, coordinator: {{}}}}",
+        "Running",
+        "",
+    ),
+    (
+        "environments-that-all-share",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}}}",
+        "Running",
+        "",
+    ),
+    (
+        "environments-of-a-job-that-its-driver-plays",
+        "method: {type: rl, parameters: {environment: guessing}}\ndata:\n"
+        "roles: {sampler: {gpus: 1}, environment: {}}",
+        "Running",
+        "",
     ),
     ("evaluation", "method: {type: evaluate}\n" + SCORED, "Running", ""),
     (

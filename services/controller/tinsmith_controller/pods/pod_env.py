@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinsmith.driver.agents import agent_key_variable
+from tinsmith.recipes.tasks.hub_data import is_of_hub
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import (
     CACHE,
@@ -195,7 +196,7 @@ def _token_env(model: Model) -> list[dict[str, Any]]:
 def _reads_hub(spec: JobSpec) -> bool:
     """Whether the driver of a job loads a data set of the hub."""
     data = data_path(spec.data) or spec.parameters.get("data")
-    return isinstance(data, str) and data.startswith("hf://") and data[5:6] not in ("/", ".")
+    return isinstance(data, str) and is_of_hub(data)
 
 
 def _value(name: str, value: str) -> dict[str, Any]:
