@@ -26,6 +26,7 @@ from tinsmith_jobs.conditions import ENDED, STOPPING, Phase
 from tinsmith_jobs.model_memory import least_gpu_bytes
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
+from tinsmith_jobs.plan.image_pulls import rest_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.plan.status_transitions import (
@@ -195,9 +196,10 @@ def _workload(
     if stage is None:
         return None
     placed = _placed(roles, status, defaults)
+    is_resting = isinstance(item, Pool) and rest_left_s(status, now, limits) > 0
     missing = tuple(
         PodRequest(role.name, index, requested(role, defaults))
-        for role, index in _missing(roles, status)
+        for role, index in (() if is_resting else _missing(roles, status))
     )
     if not placed and not missing:
         return None
