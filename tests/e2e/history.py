@@ -297,9 +297,7 @@ def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]
         for entry in status.get("assignments", []):
             wanted["pods"].add(entry["pod"])
             wanted["services"].add(f"job-{owner}-{entry['role']}")
-            wanted["secrets"] |= {f"{owner}-agents-key", f"{owner}-pod-keys"}
-            if entry["role"] == "driver":
-                wanted["secrets"].add(f"{owner}-driver-key-e{entry['epoch']}")
+            wanted["secrets"].add(f"{owner}-pod-keys")
     return [
         f"{plural} {item['metadata']['name']}"
         for plural, names in wanted.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,9 +23,13 @@ class Steps(Observer):
 
     def __init__(self) -> None:
         self.steps: list[tuple[tuple[int, int], dict[str, float]]] = []
+        self.played: Counter[tuple[int, int]] = Counter()
 
     def step_done(self, num_done: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(((num_done, num_steps), dict(metrics)))
+
+    def playing(self, num_done: int, num_steps: int) -> None:
+        self.played[num_done, num_steps] += 1
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,9 @@ def test_evaluate_writes_metrics_with_an_interval(
         num_validation=4,
         output_dir=tmp_path / "out",
     )
-    [summary] = evaluate.main(config, client)
+    observer = Steps()
+    [summary] = evaluate.main(config, client, observer)
+    assert observer.played[0, 1] >= 4, "each episode tells that the play goes on"
     assert summary.num_tasks == 4
     assert summary.reward_low <= summary.reward <= summary.reward_high
     [row] = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
@@ -113,6 +120,7 @@ def test_several_are_compared_with_the_first_task_by_task(
     observer = Steps()
     first, *others = evaluate.main(config, client, observer)
     assert [step for step, _ in observer.steps] == [(1, 3), (2, 3), (3, 3)]
+    assert observer.played == {(number, 3): 4 for number in range(3)}
     told = dict(observer.steps)[3, 3]
     assert {name: told[f"reward/{name}"] for name in ("tiny", saved, shorten(run.name))} == {
         each.weights: each.reward for each in (first, *others)

@@ -186,7 +186,8 @@ class AssignmentLoop:
 
     def _may_say(self, key: NamespacedName, record: WorkloadRecord, status: Status) -> bool:
         now_s = self._clock()
-        first = record.item.status.waiting_for.startswith("waits for the next assignment")
+        before = record.item.status.waiting_for
+        first = not before or before.startswith("waits for the next assignment")
         is_due = now_s - self._said_s.get(key, float("-inf")) >= _SENTENCE_INTERVAL_S
         if not status.waiting_for or not (first or is_due):
             return False

@@ -26,19 +26,21 @@ from tinsmith_jobs.conditions import ENDED, STOPPING, Phase
 from tinsmith_jobs.model_memory import least_gpu_bytes
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
+from tinsmith_jobs.plan.image_pulls import rest_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.plan.status_transitions import (
     assign_nodes,
     assign_pool_nodes,
     give_back,
+    is_fresh,
+    queued,
     wait_for_nodes,
 )
-from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.quantities import GIB, Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, Rules, Scheduling, requested
 from tinsmith_jobs.status import Assignment, Placement, Status
 
-_GIB = 2**30
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
 
@@ -119,7 +121,7 @@ def may_get_nodes(record: WorkloadRecord) -> bool:
     if record.is_left_alone or item.spec is None or item.is_deleting:
         return False
     if isinstance(item, Job) and status.assigned_time is None:
-        return status.phase is Phase.QUEUED
+        return status.phase is Phase.QUEUED or _is_admitted(record)
     return status.phase not in ENDED and bool(_missing(item.spec.roles, status))
 
 
@@ -158,6 +160,8 @@ def decided_statuses(
         status = changed.get(key, item.status)
         told = replace(status, waiting_for=sentence)
         if isinstance(item, Job) and status.assigned_time is None:
+            if is_fresh(item):
+                told = queued(replace(told, observed_generation=item.generation), now)
             told = wait_for_nodes(told, sentence, now, is_unfit=key in decisions.unfit)
         if told != status:
             changed[key] = told
@@ -188,13 +192,14 @@ def _workload(
     spec = item.spec
     roles = () if spec is None else spec.roles
     scheduling = Scheduling(is_preemptible=False) if spec is None else spec.scheduling
-    stage = _stage(item, blocked, limits, now)
+    stage = _stage(record, blocked, limits, now)
     if stage is None:
         return None
     placed = _placed(roles, status, defaults)
+    is_resting = isinstance(item, Pool) and rest_left_s(status, now, limits) > 0
     missing = tuple(
         PodRequest(role.name, index, requested(role, defaults))
-        for role, index in _missing(roles, status)
+        for role, index in (() if is_resting else _missing(roles, status))
     )
     if not placed and not missing:
         return None
@@ -236,17 +241,30 @@ def _role_rules(spec: JobSpec | PoolSpec, smallest_gib: int) -> dict[str, Rules]
     for role in spec.roles:
         rules = spec.scheduling.rules_for(role)
         least_bytes = least_gpu_bytes(spec, role) if smallest_gib else 0
-        if least_bytes > smallest_gib * _GIB:
+        if least_bytes > smallest_gib * GIB:
             rules = replace(rules, least_gpu_bytes=least_bytes)
         if rules is not spec.scheduling.rules and role.replicas:
             found[role.name] = rules
     return found
 
 
+def _is_admitted(record: WorkloadRecord) -> bool:
+    """Return whether a job of which nothing was stored yet takes part nevertheless.
+
+    A look at it finds the same, and stores nothing: what comes of it is stored by the assignment.
+    """
+    item = record.item
+    is_in_order = not record.refusal and not record.has_own_queue
+    return isinstance(item, Job) and is_in_order and is_fresh(item)
+
+
 def _stage(
-    item: Job | Pool, blocked: Collection[NamespacedName], limits: Limits, now: datetime.datetime
+    record: WorkloadRecord,
+    blocked: Collection[NamespacedName],
+    limits: Limits,
+    now: datetime.datetime,
 ) -> Stage | None:
-    status = item.status
+    item, status = record.item, record.item.status
     if isinstance(item, Pool):
         return Stage.HOLDING if status.assignments else Stage.WAITING
     is_stopping = status.stop_time is not None or status.preempted_by is not None
@@ -255,7 +273,8 @@ def _stage(
     if status.assigned_time is not None:
         return Stage.HOLDING
     pause_s = backoff_left_s(status, now, limits)
-    if status.phase is not Phase.QUEUED or item.key in blocked or pause_s > 0:
+    is_in_queue = status.phase is Phase.QUEUED or _is_admitted(record)
+    if not is_in_queue or item.key in blocked or pause_s > 0:
         return None
     spec = item.spec
     if spec is None or spec.suspend or spec.cancel:

@@ -1,34 +1,30 @@
 """Keys of drivers and of agents' programs: good before their pods are made, bad once they are not.
 
-A key becomes a secret of its job when it is good, and the secret goes when the key does.
+A key becomes an entry of its job's secret before a pod is made that has it. The secret goes once
+the job holds nothing; a key in it that was replaced before that is bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tinsmith_controller.kube.api_client import SECRETS, Cluster
 from tinsmith_controller.kube.leader_election import LeaderElection
-from tinsmith_controller.owned_objects import Memory, OwnedObjects, RetryLaterError
-from tinsmith_controller.pods.pod_env import SERVER_KINDS
-from tinsmith_controller.pods.pod_manifests import make_key_secret
+from tinsmith_controller.owned_objects import Memory, RetryLaterError
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import JobIdentity, KeySpentError, SchedulerClient
-from tinsmith_jobs.naming import pod_keys_name, secret_name
+from tinsmith_jobs.naming import pod_keys_name
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.observed import Job, Pool
-from tinsmith_jobs.spec import DRIVER, WORKER
+from tinsmith_jobs.spec import DRIVER
 from tinsmith_jobs.status import Status
 
 
 class JobKeys:
-    """Makes keys good and bad, with their secrets.
+    """Makes keys good and bad, and deletes the secrets that they were in.
 
     Args:
         cluster: The API server.
         election: Says whether this replica may act.
         scheduler: Accepts keys.
-        objects: Makes secrets.
     """
 
     def __init__(
@@ -36,12 +32,10 @@ class JobKeys:
         cluster: Cluster,
         election: LeaderElection,
         scheduler: SchedulerClient,
-        objects: OwnedObjects,
     ) -> None:
         self._cluster = cluster
         self._election = election
         self._scheduler = scheduler
-        self._objects = objects
 
     def settle(
         self,
@@ -87,37 +81,21 @@ class JobKeys:
             if driver is not None and driver.epoch == error.epoch:
                 memory.taken_names.add(driver.pod)
             raise RetryLaterError(str(error)) from error
-        if owner is not None:
-            for epoch, api_keys in keys.items():
-                self._objects.create(SECRETS, job, make_key_secret(owner, epoch, api_keys))
-        memory.settled_keys = settled
+        memory.api_keys, memory.settled_keys = keys, settled
 
-    def delete_secrets(self, item: Job | Pool, plan: Plan, memory: Memory) -> None:
-        """Delete the secrets of keys that are bad from now on.
+    def delete_secret(self, item: Job | Pool, plan: Plan, memory: Memory) -> None:
+        """Delete the secret of a workload that gives back all that it held.
 
-        The stored status still has the assignments that they were made for. So this is done again
-        if the process dies before it writes the next one.
+        The stored status still has the assignments that it was made for. So this is done again if
+        the process dies before it writes the next one.
         """
-        kinds = {role.name: role.kind for role in item.spec.roles} if item.spec else {}
-        epochs = {
-            entry.epoch if entry.role == DRIVER else None
-            for entry in item.status.assignments
-            if entry.role == DRIVER or kinds.get(entry.role) == WORKER
-        }
-        for epoch in epochs - plan.key_epochs:
-            self._election.require()
-            self._cluster.delete(SECRETS, item.key.namespace, secret_name(item.key.name, epoch))
-        if _has_servers(item.status, kinds) and not _has_servers(plan.status, kinds):
+        holds_keys = bool(item.status.assignments) or memory.key_secret is not None
+        if holds_keys and not plan.status.assignments:
             self._election.require()
             self._cluster.delete(SECRETS, item.key.namespace, pod_keys_name(item.key.name))
-            memory.has_pod_keys = False
+            memory.key_secret = None
 
 
 def _generation(status: Status) -> int:
     """Return a number that is another one each time that a job gets nodes."""
     return int(status.assigned_time.timestamp()) if status.assigned_time is not None else 0
-
-
-def _has_servers(status: Status, kinds: Mapping[str, str]) -> bool:
-    """Whether a workload has pods that hold keys of pods."""
-    return any(kinds.get(entry.role) in SERVER_KINDS for entry in status.assignments)

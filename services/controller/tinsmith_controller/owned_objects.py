@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tinsmith_controller.kube.api_client import ApiError, Cluster, Json, Resource
@@ -23,16 +24,18 @@ class Memory:
         rejection: Why the cluster will never take a pod.
         unsettled_pods: Names of pods that may have been made: the answer was lost.
         settled_keys: The epochs whose keys were made good last, and the agents' generation.
+        api_keys: Those keys, by epoch and agent.
         has_services: Whether its services were made.
-        has_pod_keys: Whether the secret with the keys of its pods was made, and is there.
+        key_secret: What the secret with the keys of its pods holds; None if it may not be there.
     """
 
     taken_names: set[str] = field(default_factory=set)
     unsettled_pods: set[str] = field(default_factory=set)
     rejection: str = ""
     settled_keys: tuple[frozenset[int | None], int] | None = None
+    api_keys: Mapping[int | None, Mapping[str, str]] = field(default_factory=dict)
     has_services: bool = False
-    has_pod_keys: bool = False
+    key_secret: Mapping[str, str] | None = None
 
 
 class OwnedObjects:

@@ -13,7 +13,7 @@ from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.owned_objects import Memory, OwnedObjects, RetryLaterError, is_owned_by
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.pod_manifests import make_pod, make_pod_keys_secret, make_services
+from tinsmith_controller.pods.pod_manifests import make_keys_secret, make_pod, make_services
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import SchedulerError
 from tinsmith_jobs.plan.observed import Job, Pool
@@ -63,10 +63,10 @@ class PodCreation:
             for service in make_services(owner):
                 self._objects.create(SERVICES, item, service)
             memory.has_services = True
-        if not memory.has_pod_keys:
-            secret = make_pod_keys_secret(owner, self._deployment)
+        secret = make_keys_secret(owner, self._deployment, memory.api_keys)
+        if secret["data"] != memory.key_secret:
             self._objects.create(SECRETS, item, secret)
-            memory.has_pod_keys = True
+            memory.key_secret = secret["data"]
         for assignment in assignments:
             self._create(item, owner, assignment, memory)
 

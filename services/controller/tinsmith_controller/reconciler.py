@@ -50,7 +50,7 @@ from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
 from tinsmith_jobs.plan.retry_policy import is_retried
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import DRIVER, JobSpec, requested
-from tinsmith_jobs.status import Status
+from tinsmith_jobs.status import Status, with_uids
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Reconciler:
         now: Callable[[], datetime.datetime],
     ) -> None:
         objects = OwnedObjects(cluster, election)
-        self._keys = JobKeys(cluster, election, scheduler, objects)
+        self._keys = JobKeys(cluster, election, scheduler)
         self._pods = PodCreation(cluster, stores, election, objects, deployment)
         self._cluster = cluster
         self._stores = stores
@@ -237,6 +237,7 @@ class Reconciler:
             requests=self._requests(item),
             obstacle=obstacle_of(record, self._stores, self._policy.current),
             rejection=memory.rejection or record.refusal,
+            is_queued_elsewhere=record.has_own_queue,
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:
@@ -283,7 +284,7 @@ class Reconciler:
             )
             if gone is not None and gone.get("kind") == "Pod":
                 self._stores.note(PODS, gone)
-        self._keys.delete_secrets(item, plan, memory)
+        self._keys.delete_secret(item, plan, memory)
         try:
             self._settle_keys(item, plan, memory)
             if plan.create and item.spec is not None:
@@ -293,6 +294,9 @@ class Reconciler:
         except (SchedulerError, RetryLaterError) as error:
             problem = str(error)
         status = plan.status
+        if plan.create and plan.takes_uids:
+            views = self._stores.pods_of(item.uid)
+            status = with_uids(status, {view.name: view.uid for view in views})
         if problem and status.phase not in ENDED:
             status = replace(status, waiting_for=problem)
         self._writer.write(record, status)

@@ -47,6 +47,9 @@ class StatusWriter:
             NotLeaderError: If this replica may not act any more.
         """
         encoded = encode_status(status)
+        if not record.content.get("status") and status == record.item.status:
+            # Of a new job there is nothing to say until something comes of it.
+            return
         if encoded != record.content.get("status"):
             self._send(record.item.key, {**record.content, "status": encoded})
 

@@ -53,6 +53,7 @@ DATA_CONTAINER = "tinsmith-data"
 _LONGEST_READABLE = 48
 _HASH_LENGTH = 12
 _KEY_SECRET = re.compile(rf"-(pod-keys|agents-key|{DRIVER}-key-e\d+)$")
+"""Earlier releases made a Secret for each driver and one for the agents; some may be left."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,18 +84,8 @@ def service_name(workload: str, role: str) -> str:
     return f"job-{workload}-{flat_role(role)}"
 
 
-def secret_name(workload: str, epoch: int | None = None) -> str:
-    """Return the name of the secret with a key of a job.
-
-    Args:
-        workload: Name of the job.
-        epoch: That of the driver whose key it is; None is the key of the agents.
-    """
-    return f"{workload}-agents-key" if epoch is None else f"{workload}-{DRIVER}-key-e{epoch}"
-
-
 def pod_keys_name(workload: str) -> str:
-    """Return the name of the secret with the keys of a workload's pods, one for each kind."""
+    """Return the name of the secret with the keys of a workload's pods, each in its own entry."""
     return f"{workload}-pod-keys"
 
 
@@ -112,9 +103,17 @@ def pool_id(workload: str, uid: str, agent: str = "") -> str:
     return agent_pool(pool, agent) if agent else pool
 
 
-def key_entry(agent: str = "") -> str:
-    """Return which entry of a secret with keys of a job is that of an agent, or of the job."""
-    return f"agent-{agent}" if agent else "api-key"
+def key_entry(epoch: int | None, agent: str = "") -> str:
+    """Return which entry of the secret with keys is one that a client of a job calls with.
+
+    A driver whose key was replaced finds no entry, rather than the key of the next one.
+
+    Args:
+        epoch: That of the driver whose key it is; None are the agents' workers.
+        agent: The agent whose key it is; empty is the job's own.
+    """
+    holder = "workers" if epoch is None else f"{DRIVER}-e{epoch}"
+    return f"{holder}.agent-{agent}" if agent else f"{holder}.api-key"
 
 
 def worker_id(workload: str, uid: str, role: str, index: int) -> str:

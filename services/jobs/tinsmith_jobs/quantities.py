@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Self
 
 GPU_RESOURCE = "nvidia.com/gpu"
+GIB = 2**30
 
 _QUANTITY = re.compile(r"^([+-]?(?:\d+(?:\.\d*)?|\.\d+))([eE][+-]?\d{1,3}|[numkMGTPE]|[KMGTPE]i)?$")
 _FACTORS = {

@@ -13,14 +13,26 @@ from tinsmith.driver.agents import agent_key_variable, read_agents
 from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
 from tinsmith.jobs.methods import BUILT_IN_DATA, HUB_METHODS, RECIPE_METHODS
-from tinsmith.recipes.tasks.hub_data import HUB, parse_address
+from tinsmith.recipes.tasks.hub_data import HUB, is_of_hub, parse_address
 from tinsmith_jobs.checkpoint_references import job_of
 from tinsmith_jobs.method import describe_agents, describe_method
-from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec, Method, Template
+from tinsmith_jobs.spec import (
+    COORDINATOR,
+    DRIVER,
+    ENVIRONMENT,
+    FULL,
+    WORKER,
+    Adapter,
+    JobSpec,
+    Method,
+    Template,
+)
 from tinsmith_jobs.spec_reader import SpecError
 
 _NEED_PACKAGES = frozenset({"log_to"})
 """Refused where a package is missing, which the image of drivers may have."""
+_OF_DATA = frozenset({Method.SUPERVISED, Method.DPO, Method.DISTILLATION})
+"""Methods that train on what data says, and play nothing."""
 _ANY_MODEL = "of-a-pool"
 OWN_VARIABLES = frozenset(
     {
@@ -41,17 +53,22 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
 
     Raises:
         SpecError: If the recipe has no such setting, or not with this value, or its data cannot be
-            read by a driver of the cluster; if a checkpoint is none, or a variable would be lost.
+            read by a driver of the cluster; if a checkpoint is none, or a variable would be lost;
+            if something would be of no use.
     """
     _check_variables(job)
+    _check_templates(job)
     _check_checkpoint("spec.serve.checkpoint", job.serve_checkpoint, job.serve_checkpoint)
     driver = job.role(DRIVER)
     template = driver.template if driver is not None else Template()
     is_own = bool(template.command or (template.image and not is_local))
+    if not is_local:
+        _check_idle_fields(job)
     if job.method.value not in RECIPE_METHODS or is_own:
         return
     _check_short_checkpoint("spec.checkpoint.resumeFrom", job.checkpoint.resume_from)
     if not is_local:
+        _check_idle_roles(job)
         _check_data(job)
     unseen = frozenset() if is_local else _NEED_PACKAGES
     parameters = {name: value for name, value in job.parameters.items() if name not in unseen}
@@ -68,6 +85,8 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     if job.method is Method.EVALUATE:
         for name in method.config.checkpoint.split(","):
             _check_short_checkpoint("spec.method.parameters.checkpoint", name.strip())
+    if not is_local and getattr(method.config, "rollouts", "") == "server":
+        _check_coordinator(job)
     if not is_local and job.model is not None:
         _check_judge(getattr(method.config, "judge", ""), job.model.name)
 
@@ -84,6 +103,85 @@ def _check_variables(job: JobSpec) -> None:
                 "it, or take another name",
                 "spec.roles",
             )
+
+
+def _check_templates(job: JobSpec) -> None:
+    """Refuse what a template says twice, or for nothing."""
+    for role in job.roles:
+        template = role.template
+        names = [str(entry["name"]) for entry in template.env]
+        twice = next((name for name in names if names.count(name) > 1), "")
+        if twice:
+            raise SpecError(
+                f"template.env of the {role.name} sets {twice} twice, and the first has no effect; "
+                "drop one",
+                "spec.roles",
+            )
+        mounts = [*template.mounts, *(m for each in template.init_containers for m in each.mounts)]
+        mounted = {mount.volume for mount in mounts}
+        idle = next((each.name for each in template.volumes if each.name not in mounted), "")
+        if idle:
+            raise SpecError(
+                f"the volume {idle} of the {role.name} is mounted nowhere; name it in "
+                "template.volumeMounts, or drop it",
+                "spec.roles",
+            )
+
+
+def _check_idle_roles(job: JobSpec) -> None:
+    """Refuse pods that a recipe has no use for; evaluators of the author's may play."""
+    unused = [role.name for role in job.roles if role.name in (ENVIRONMENT, COORDINATOR)]
+    unused += ["agents"] if job.agents else []
+    has_evaluators = any(job.parameters.get(name) for name in ("evaluators", "rare_evaluators"))
+    if job.method in _OF_DATA and unused and not has_evaluators:
+        raise SpecError(
+            f"method {job.method.value} plays nothing; drop {', '.join(unused)} from spec.roles",
+            "spec.roles",
+        )
+
+
+def _check_idle_fields(job: JobSpec) -> None:
+    """Refuse fields that would have no effect."""
+    if job.serve_checkpoint and not job.is_serving:
+        raise SpecError(
+            f"spec.serve is of method serve, and spec.method.type is {job.method.value}; drop one",
+            "spec.serve",
+        )
+    if job.adapter.type == FULL and job.adapter.rank != Adapter().rank:
+        raise SpecError(
+            f"spec.adapter.rank is {job.adapter.rank}, and type full trains all weights; drop it",
+            "spec.adapter",
+        )
+    model = job.model
+    if model is None or model.source.startswith(HUB):
+        return
+    if model.cache_claim:
+        raise SpecError(
+            f"spec.model.cacheClaimName keeps what comes from a hub, and spec.model.source is "
+            f"{model.source!r}; drop it",
+            "spec.model",
+        )
+    data = job.data.name or job.parameters.get("data")
+    if model.hub_token_secret and not (isinstance(data, str) and is_of_hub(data)):
+        raise SpecError(
+            "spec.model.hubTokenSecretRef is the key of a hub, and neither spec.model.source nor "
+            "the data is of one; drop it",
+            "spec.model",
+        )
+
+
+def _check_coordinator(job: JobSpec) -> None:
+    """Refuse environments that the coordinator which plays does not reach.
+
+    The shared one plays the shared environments; those of a job are known to its own alone.
+    """
+    if job.role(ENVIRONMENT) is not None and job.role(COORDINATOR) is None:
+        raise SpecError(
+            "rollouts is server, and the shared coordinator does not reach the environments of the "
+            "job (spec.roles.environment); add `coordinator: {}` to spec.roles, leave rollouts "
+            "out, or drop spec.roles.environment to play those that all jobs share",
+            "spec.roles",
+        )
 
 
 def _check_judge(judge: str, model: str) -> None:

@@ -27,6 +27,25 @@ _HINTS = {
         ("hostNetwork", "hostPID", "hostIPC"), "pods of jobs see nothing of their node"
     ),
     **dict.fromkeys(("cpu", "memory"), "it is an amount of requests or limits"),
+    **dict.fromkeys(("image", "command", "args", "env", "imagePullPolicy"), _OF_TEMPLATE),
+    **dict.fromkeys(("schedulerName", "nodeName"), _OF_NODES),
+    **dict.fromkeys(
+        ("securityContext", "privileged"), "pods of jobs have no privileges, and run as no root"
+    ),
+    **dict.fromkeys(
+        (
+            *("replicatedJobs", "pytorchReplicaSpecs", "tfReplicaSpecs", "mpiReplicaSpecs"),
+            *("headGroupSpec", "workerGroupSpecs", "tasks"),
+        ),
+        "pods are described in spec.roles",
+    ),
+    **dict.fromkeys(("parallelism", "completions", "minAvailable"), "replicas of a role say it"),
+    "runPolicy": "ttlSecondsAfterFinished, backoffLimit and suspend of spec say it",
+    "spec": "the fields of a pod stand in the template itself",
+    "metadata": "labels and annotations stand in the template itself",
+    "runtimeClassName": "pods run in the default runtime of their node",
+    "terminationGracePeriodSeconds": "spec.scheduling.preemptionGraceSeconds says it",
+    "r": "it is rank",
     "priorityClassName": "it is a field of spec.scheduling",
     "resources": "it is a field of the role",
     "restartPolicy": "spec.failurePolicy and spec.backoffLimit say it",

@@ -25,8 +25,8 @@ class Assignment:
         node: Its node; empty where the cluster's scheduler chooses.
         gpus: GPUs on it.
         epoch: Number under which it was placed.
-        uid: Of the pod, once it was seen; a pod that was seen and is gone is not made again under
-            its name.
+        uid: Of the pod, once that is stored; a pod that is gone is not made again under its name
+            then. Of servers it is stored once all of them are ready: before, no client calls them.
         cpu_milli: Thousandths of a core that it was given there; None where nothing was counted.
         memory_bytes: Memory that it was given there; None likewise.
     """
@@ -173,3 +173,11 @@ class Status:
     def assigned_to(self, role: str, index: int) -> Assignment | None:
         """Return where a pod of the workload is."""
         return next((e for e in self.assignments if (e.role, e.index) == (role, index)), None)
+
+
+def with_uids(status: Status, uids: Mapping[str, str]) -> Status:
+    """Return a status with the uids of pods, by their names."""
+    assignments = tuple(
+        replace(entry, uid=uids.get(entry.pod, entry.uid)) for entry in status.assignments
+    )
+    return replace(status, assignments=assignments)

@@ -49,8 +49,10 @@ async def pool_of(rig: Rig, who: Metadata, session: str) -> str:
     return str(answer.pool)
 
 
-async def capabilities(rig: Rig, who: Metadata) -> scheduler_pb2.Capabilities:
-    request = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default")
+async def capabilities(
+    rig: Rig, who: Metadata, *, pool: str | None = None
+) -> scheduler_pb2.Capabilities:
+    request = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default", pool=pool)
     answer: scheduler_pb2.Capabilities = await rig.stub.GetCapabilities(
         request, metadata=who, timeout=5
     )
@@ -122,6 +124,21 @@ async def test_a_pool_without_services_of_its_own_gets_the_shared_ones(rig: Rig)
     for who, environment, coordinator in ((bound, "own-e:1", "own-c:1"), (user, "e:1", "c:1")):
         found = await capabilities(rig, who)
         assert (found.environment_address, found.coordinator_address) == (environment, coordinator)
+
+
+async def test_a_pod_asks_for_the_models_of_one_pool(rig: Rig) -> None:
+    """A coordinator plays for samplers of all pools, and models of two may have one name."""
+    coordinator, user = pod("coordinator"), await rig.user()
+    await rig.register(name="own", pool=POOL)
+
+    async def names(who: Metadata, pool: str | None = None) -> list[str]:
+        found = await capabilities(rig, who, pool=pool)
+        return [each.model.base_model for each in found.models]
+
+    assert await names(coordinator) == await names(coordinator, POOL) == [BASE_MODEL]
+    assert await names(coordinator, "") == []
+    # A key of users has its own reach, whatever it asks for.
+    assert await names(user, POOL) == []
 
 
 async def test_a_dedicated_sampler_serves_its_checkpoint_alone(rig: Rig) -> None:

@@ -356,6 +356,73 @@ SPECS = [
     ("steps-as-text", "method: {type: supervised, maxSteps: '10'}", SCHEMA, "type 'integer'"),
     ("deadline-with-a-unit", "activeDeadlineSeconds: 2h", SCHEMA, "'2h' is not of type 'integer'"),
     ("unknown-field", "epochs: 3", "Failed", r"spec\.epochs is not a field"),
+    (
+        "roles-of-a-kubeflow-job",
+        "pytorchReplicaSpecs: {Master: {replicas: 1}}",
+        "Failed",
+        r"spec\.pytorchReplicaSpecs is not a field \(pods are described in spec\.roles\)",
+    ),
+    (
+        "roles-of-a-jobset",
+        "replicatedJobs: []",
+        "Failed",
+        r"spec\.replicatedJobs is not a field \(pods are described in spec\.roles\)",
+    ),
+    (
+        "roles-of-a-ray-cluster",
+        "{headGroupSpec: {}, workerGroupSpecs: []}",
+        "Failed",
+        r"spec\.headGroupSpec is not a field \(pods are described in .*workerGroupSpecs",
+    ),
+    (
+        "policy-of-a-kubeflow-job",
+        "runPolicy: {cleanPodPolicy: Running}",
+        "Failed",
+        r"runPolicy is not a field \(ttlSecondsAfterFinished, backoffLimit and suspend .*say it\)",
+    ),
+    (
+        "pods-of-a-batch-job",
+        "parallelism: 2",
+        "Failed",
+        r"spec\.parallelism is not a field \(replicas of a role say it\)",
+    ),
+    (
+        "nodes-of-the-whole-job-at-the-top",
+        "nodeSelector: {pool: a}",
+        "Failed",
+        r"spec\.nodeSelector is not a field \(it is a field of the role's template",
+    ),
+    (
+        "priority-at-the-top",
+        "priorityClassName: high",
+        "Failed",
+        r"spec\.priorityClassName is not a field \(it is a field of spec\.scheduling\)",
+    ),
+    (
+        "queue-by-a-short-name",
+        "scheduling: {queue: research}",
+        "Failed",
+        r"spec\.scheduling\.queue is not a field \(did you mean queueName\?\)",
+    ),
+    (
+        "gpus-of-another-maker",
+        "roles: {trainer: {resources: {limits: {'amd.com/gpu': 1}}}}",
+        "Failed",
+        r"resources\.limits names GPUs; use the field gpus",
+    ),
+    (
+        "size-of-shared-memory",
+        "roles: {trainer: {shmSize: 8Gi}}",
+        "Failed",
+        r"trainer\.shmSize is not a field",
+    ),
+    (
+        "two-drivers",
+        "roles: {driver: {replicas: 2}}",
+        "Failed",
+        r"spec\.roles\.driver\.replicas must be 1",
+    ),
+    ("time-to-live-with-a-unit", "ttlSecondsAfterFinished: 1h", SCHEMA, "'1h' is not of type"),
 ]
 """Name, fields, phase or `schema`, and a pattern of what is said."""
 

@@ -40,14 +40,16 @@ TEMPLATES = [
     ),
     (
         "volume-larger-than-a-disk",
-        "roles: {driver: {template: {volumes: [{name: a, emptyDir: {sizeLimit: 4Ti}}]}}}",
+        "roles: {driver: {template: {volumes: [{name: a, emptyDir: {sizeLimit: 4Ti}}], "
+        "volumeMounts: [{name: a, mountPath: /mnt/a}]}}}",
         "Failed",
         r"64Gi of a node's disk together: .*setting volume_size",
     ),
     (
         "volumes-that-share-a-disk",
         "roles: {driver: {template: {volumes: "
-        "[{name: a, emptyDir: {}}, {name: b, emptyDir: {}}]}}}",
+        "[{name: a, emptyDir: {}}, {name: b, emptyDir: {}}], "
+        "volumeMounts: [{name: a, mountPath: /mnt/a}, {name: b, mountPath: /mnt/b}]}}}",
         "Failed",
         r"emptyDir volumes a, b of the driver may have 64Gi .*: give each a sizeLimit",
     ),
@@ -77,7 +79,8 @@ TEMPLATES = [
     ),
     (
         "volume-of-a-config-map-that-is-missing",
-        "roles: {driver: {template: {volumes: [{name: a, configMap: {name: no-such-map}}]}}}",
+        "roles: {driver: {template: {volumes: [{name: a, configMap: {name: no-such-map}}], "
+        "volumeMounts: [{name: a, mountPath: /mnt/a}]}}}",
         "Queued",
         "ConfigMap no-such-map, which does not exist in namespace",
     ),
@@ -337,5 +340,90 @@ TEMPLATES = [
         "roles: {trainer: {template: {image: 'registry.example.com/trainer:1'}}}",
         "Failed",
         "the trainer may not run the image registry.example.com/trainer:1, because",
+    ),
+    (
+        "pod-below-the-template",
+        "roles: {trainer: {template: {spec: {containers: []}}}}",
+        "Failed",
+        r"template\.spec is not a field \(the fields of a pod stand in the template itself\)",
+    ),
+    (
+        "resources-of-a-template",
+        "roles: {trainer: {template: {resources: {limits: {memory: 8Gi}}}}}",
+        "Failed",
+        r"template\.resources is not a field \(it is a field of the role\)",
+    ),
+    (
+        "image-beside-the-template",
+        "roles: {driver: {image: 'loop:1'}}",
+        "Failed",
+        r"driver\.image is not a field \(it is a field of the role's template\)",
+    ),
+    (
+        "privileges",
+        "roles: {driver: {template: {securityContext: {privileged: true}}}}",
+        "Failed",
+        r"securityContext is not a field \(pods of jobs have no privileges",
+    ),
+    (
+        "runtime-class",
+        "roles: {trainer: {template: {runtimeClassName: nvidia}}}",
+        "Failed",
+        r"runtimeClassName is not a field \(pods run in the default runtime of their node\)",
+    ),
+    (
+        "scheduler-of-anothers",
+        "roles: {trainer: {template: {schedulerName: volcano}}}",
+        "Failed",
+        r"schedulerName is not a field \(nodes are chosen by nodeSelector, .*topology",
+    ),
+    (
+        "node-by-its-name",
+        "roles: {trainer: {template: {nodeName: n0}}}",
+        "Failed",
+        r"nodeName is not a field \(nodes are chosen by nodeSelector, .*topology",
+    ),
+    (
+        "grace-of-a-pod",
+        "roles: {driver: {template: {terminationGracePeriodSeconds: 30}}}",
+        "Failed",
+        r"is not a field \(spec\.scheduling\.preemptionGraceSeconds says it\)",
+    ),
+    (
+        "keys-of-another-job",
+        "roles: {driver: {template: {envFrom: [{secretRef: {name: other-pod-keys}}]}}}",
+        "Failed",
+        "the driver may not read the Secret other-pod-keys of the deployment",
+    ),
+    (
+        "keys-of-the-trainer-for-the-driver",
+        "roles: {driver: {template: {env: [{name: A, valueFrom: {secretKeyRef: "
+        "{name: a-pod-keys, key: trainer-key}}}]}}}",
+        "Failed",
+        "the driver may not read the Secret a-pod-keys of the deployment",
+    ),
+    (
+        "mount-without-its-volume",
+        "roles: {driver: {template: {volumeMounts: [{name: a, mountPath: /x}]}}}",
+        "Failed",
+        r"volumeMounts\[0\]\.name: there is no volume 'a' in volumes",
+    ),
+    (
+        "volume-without-a-mount",
+        "roles: {driver: {template: {volumes: [{name: a, emptyDir: {}}]}}}",
+        "Failed",
+        r"the volume a of the driver is mounted nowhere; name it in template\.volumeMounts",
+    ),
+    (
+        "variable-given-twice",
+        "roles: {driver: {template: {env: [{name: A, value: x}, {name: A, value: y}]}}}",
+        "Failed",
+        r"template\.env of the driver sets A twice, and the first has no effect",
+    ),
+    (
+        "argument-that-is-a-number",
+        "roles: {driver: {template: {args: [--steps, 5]}}}",
+        SCHEMA,
+        "5 is not of type 'string'",
     ),
 ]

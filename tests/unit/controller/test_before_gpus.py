@@ -239,3 +239,37 @@ def test_an_image_of_the_deployment_is_its_operators_matter(tmp_path: Path) -> N
         "trainer 0 cannot pull the image tinsmith/trainer:1, which is the deployment's: ask its "
         "operators (setting image_repository)"
     )
+
+
+def test_a_pool_without_its_image_leaves_the_gpus_to_others_and_is_tried_again() -> None:
+    world = World()
+    world.node("n0", 8)
+    process = Process(world)
+    world.silent_pods.add("p-trainer-0-e1")
+    world.pool("p", 1, 8)
+    process.settle(6)
+    without_an_image(world, process, "p-trainer-0-e1", "trainer", "ErrImagePull")
+    world.job("a", gpus=8)
+    process.settle(6)
+    assert status_of(world, "a")["phase"] == "Queued"
+    waiting_for = status_of(world, "p", "trainerpools")["waitingFor"]
+    assert "trainer 0 on node n0 is not ready: ErrImagePull" in waiting_for
+
+    world.now_s += Limits().image_pull_s
+    process.settle(12)
+
+    assert status_of(world, "a")["phase"] == "Running"
+    status = status_of(world, "p", "trainerpools")
+    assert status["phase"] == "Queued"
+    assert status["waitingFor"].startswith("for 600 s, trainer 0 cannot pull the image tinsmith")
+    assert "ask its operators (setting image_repository)" in status["waitingFor"]
+    [found] = [each for each in status["conditions"] if each["type"] == "ImageUnavailable"]
+    assert found["status"] == "True"
+
+    world.delete("trainingjobs", NAMESPACE, "a")
+    for pod in world.of("pods"):
+        world.delete("pods", NAMESPACE, pod["metadata"]["name"], at_once=True)
+    world.now_s += Limits().image_pull_s
+    process.settle(12)
+
+    assert status_of(world, "p", "trainerpools")["phase"] == "Ready"

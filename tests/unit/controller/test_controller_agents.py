@@ -14,7 +14,7 @@ from tests.unit.controller.test_controller_manifests import (
     pods_of,
 )
 
-from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod_keys_secret
+from tinsmith_controller.pods.pod_manifests import make_keys_secret
 from tinsmith_runtime.rpc.pod_identity import PodKey
 
 _OWN = {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}}
@@ -58,7 +58,7 @@ def test_an_agent_loads_its_own_model_from_its_own_volume() -> None:
 
 
 def test_a_pod_of_an_agent_holds_the_key_of_that_agents_pool() -> None:
-    content = make_pod_keys_secret(owner_of(MATCH), DEPLOYMENT)["data"]
+    content = make_keys_secret(owner_of(MATCH), DEPLOYMENT, {})["data"]
     keys = {name: PodKey.parse(base64.b64decode(text).decode()) for name, text in content.items()}
     for role, env in _envs().items():
         if "TINSMITH_POD_KEY" in env:
@@ -74,14 +74,14 @@ def test_the_driver_has_the_keys_of_all_agents_and_a_worker_that_of_its_own() ->
         if name.startswith("TINSMITH_AGENT_") or name == "TINSMITH_API_KEY"
     }
     assert entries == {
-        "TINSMITH_API_KEY": "api-key",
-        "TINSMITH_AGENT_BLACK_API_KEY": "agent-black",
-        "TINSMITH_AGENT_WHITE_API_KEY": "agent-white",
+        "TINSMITH_API_KEY": "driver-e1.api-key",
+        "TINSMITH_AGENT_BLACK_API_KEY": "driver-e1.agent-black",
+        "TINSMITH_AGENT_WHITE_API_KEY": "driver-e1.agent-white",
     }
     worker = envs["black-worker"]
     assert worker["TINSMITH_JOB_AGENT"] == "black"
     assert worker["TINSMITH_API_KEY"] == {
-        "secretKeyRef": {"name": "math-agents-key", "key": "agent-black"}
+        "secretKeyRef": {"name": "math-pod-keys", "key": "workers.agent-black"}
     }
     assert not [name for name in worker if name.startswith("TINSMITH_AGENT_")]
     for env in (envs["driver"], worker):
@@ -92,9 +92,14 @@ def test_the_driver_has_the_keys_of_all_agents_and_a_worker_that_of_its_own() ->
 
 
 def test_keys_of_agents_lie_beside_the_drivers() -> None:
-    secret = make_key_secret(owner_of(MATCH), 2, {"": "own", "black": "b", "white": "w"})
-    assert secret["metadata"]["name"] == "math-driver-key-e2"
-    assert set(secret["data"]) == {"api-key", "agent-black", "agent-white"}
+    keys = {"black": "b", "white": "w"}
+    api_keys = {2: {"": "own", **keys}, None: keys}
+    secret = make_keys_secret(owner_of(MATCH), DEPLOYMENT, api_keys)
+    servers = set(make_keys_secret(owner_of(MATCH), DEPLOYMENT, {})["data"])
+    assert set(secret["data"]) - servers == {
+        *("driver-e2.api-key", "driver-e2.agent-black", "driver-e2.agent-white"),
+        *("workers.agent-black", "workers.agent-white"),
+    }
 
 
 def test_an_agent_without_pods_of_its_own_trains_in_the_pool_of_the_job() -> None:

@@ -156,19 +156,19 @@ def quotas_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: dict[Plant, int] = {
-    nothing_is_settled: 107,
+    nothing_is_settled: 395,
     answers_are_not_noted: 18,
     holdings_are_read_from_the_spec: 9,
     a_gang_gets_all_but_one_node: 0,
     nodes_are_given_back_before_pods_end: 0,
     pods_that_are_not_wanted_stay: 0,
-    a_pod_whose_creation_was_not_answered_is_forgotten: 195,
+    a_pod_whose_creation_was_not_answered_is_forgotten: 157,
     deletions_are_not_heard_of: 0,
     what_is_ending_counts_as_free: 1,
     all_pods_go_to_one_node: 0,
     a_job_is_not_resumed: 0,
     an_invalid_look_ends_a_job: 9,
-    what_others_took_is_waited_for: 88,
+    what_others_took_is_waited_for: 246,
     what_is_missing_keeps_no_nodes_back: 0,
     quotas_do_not_count: 6,
 }

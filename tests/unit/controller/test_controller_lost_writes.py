@@ -45,23 +45,30 @@ def assert_nothing_is_given_twice(world: World) -> None:
 def test_nothing_is_decided_while_an_assignment_may_have_been_stored(
     world: World, faults: ScriptedFaults, fault: str
 ) -> None:
-    """The answer to the assignment of `b` is lost, and then `a` comes, which goes before it."""
+    """The answer to the assignment of `b` is lost, and then `a` comes, which goes before it.
+
+    It waited for its PriorityClass until then.
+    """
     process = process_of(world, faults)
-    for name in "abc":
+    world.job("a", trainers=2, gpus=2, samplers=1, priorityClassName="late")
+    for name in "bc":
         world.job(name, trainers=2, gpus=2, samplers=1)
     process.deliver("trainingjobs")
-    faults.next = {("PUT", "a"): "request"}
-    assert process.attempt(lambda: process.look("a"))
+    assert not process.attempt(lambda: process.look("a"))
     assert not process.attempt(lambda: process.look("b"))
     faults.next = {("PUT", "b"): fault}
     assert process.attempt(process.assignment.decide)
     process.cut()
+    world.priority_class("late", 10)
+    process.relist("priorityclasses")
 
     world.now_s += 0.06
     assert not process.attempt(lambda: process.look("a"))
     process.attempt(process.assignment.decide)
     while process.connection.under_way:
         process.connection.land()
+    # Before another decision heals it.
+    assert_nothing_is_given_twice(world)
     process.settle(40)
 
     assert_nothing_is_given_twice(world)

@@ -13,9 +13,8 @@ from tinsmith.driver.agents import agent_key_variable
 from tinsmith.names import serving_pool
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import (
-    make_key_secret,
+    make_keys_secret,
     make_pod,
-    make_pod_keys_secret,
     make_services,
 )
 from tinsmith_controller.pods.workload_context import WorkloadContext
@@ -110,17 +109,26 @@ def test_every_pod_meets_the_restricted_standard() -> None:
 
 def test_secrets_of_the_deployment_stay_in_pods_of_tinsmith() -> None:
     for pod in pods_of(EVERYTHING):
-        text = json.dumps(pod)
         is_client = pod["metadata"]["labels"]["tinsmith.dev/role"] in ("driver", "red-worker")
-        assert ("-pod-keys" in text) != is_client
-        assert ("math-agents-key" in text or "math-driver-key-e1" in text) == is_client
+        references = [
+            value["secretKeyRef"]
+            for value in env_of(pod).values()
+            if isinstance(value, dict) and "secretKeyRef" in value
+        ]
+        entries = {each["key"] for each in references if each["name"] == "math-pod-keys"}
+        assert entries, "a pod has a key"
+        if is_client:
+            assert all(entry.startswith(("driver-e1.", "workers.")) for entry in entries)
+        else:
+            assert len(entries) == 1
+            assert all(entry.endswith("-key") and "." not in entry for entry in entries)
 
 
 def test_a_pod_is_given_the_key_of_its_role_namespace_and_pool() -> None:
     owner = owner_of(EVERYTHING)
     keys = {
         name: base64.b64decode(text).decode()
-        for name, text in make_pod_keys_secret(owner, DEPLOYMENT)["data"].items()
+        for name, text in make_keys_secret(owner, DEPLOYMENT, {})["data"].items()
     }
     assert set(keys) == {"trainer-key", "sampler-key", "environment-key", "coordinator-key"} | {
         "red-trainer-key",
@@ -160,7 +168,7 @@ def test_variables_of_the_controller_win_over_the_templates() -> None:
 
     assert names.count("TINSMITH_API_KEY") == 1
     assert env_of(driver)["TINSMITH_API_KEY"] == {
-        "secretKeyRef": {"name": "math-driver-key-e1", "key": "api-key"}
+        "secretKeyRef": {"name": "math-pod-keys", "key": "driver-e1.api-key"}
     }
 
 
@@ -241,7 +249,7 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
     assert env["TINSMITH_DEDICATED_CHECKPOINT"] == "projects/p/trainingRuns/r/checkpoints/c"
     # Its key is of that pool too: with one of the shared pool it could serve all projects.
     assert env["TINSMITH_POOL"] == serving_pool("project-a")
-    secret = make_pod_keys_secret(owner_of(spec), DEPLOYMENT)["data"]
+    secret = make_keys_secret(owner_of(spec), DEPLOYMENT, {})["data"]
     entry = env["TINSMITH_POD_KEY"]["secretKeyRef"]["key"]
     key = PodKey.parse(base64.b64decode(secret[entry]).decode())
     assert (key.identity.role, key.identity.pool) == ("sampler", serving_pool("project-a"))
@@ -286,10 +294,10 @@ def test_names_are_short_enough_wherever_they_are_used(workload: str, role: str)
 
 
 def test_the_secret_of_a_job_goes_with_it() -> None:
-    secret = make_key_secret(owner_of(EVERYTHING), 3, {"": "tsk_key"})
+    secret = make_keys_secret(owner_of(EVERYTHING), DEPLOYMENT, {3: {"": "tsk_key"}})
 
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
-    assert secret["data"] == {"api-key": "dHNrX2tleQ=="}
+    assert secret["data"]["driver-e3.api-key"] == "dHNrX2tleQ=="
 
 
 def test_nothing_that_an_author_writes_is_replaced_by_a_secret() -> None:

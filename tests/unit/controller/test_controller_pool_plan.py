@@ -6,10 +6,11 @@ import datetime
 from dataclasses import replace
 
 from tinsmith_controller.plan.pool_plan import plan_pool
-from tinsmith_jobs.conditions import PoolPhase
+from tinsmith_jobs.conditions import IMAGE_PULL_FAILED, IMAGE_UNAVAILABLE, PoolPhase
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.failure_policy import avoided_nodes
+from tinsmith_jobs.plan.image_pulls import rest_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView, Pool
 from tinsmith_jobs.plan.status_transitions import assign_pool_nodes
@@ -132,3 +133,72 @@ def test_pods_that_are_out_of_date_are_replaced_one_by_one() -> None:
     assert {pod.template for pod in life.pods.values()} == {"new"}
     assert life.pool.status.phase is PoolPhase.READY
     assert not life.step().delete
+
+
+def without_image(life: Life, index: int) -> str:
+    """Have the pod of a replica wait for an image that cannot be pulled; return its name."""
+    [name] = [entry.pod for entry in life.pool.status.assignments if entry.index == index]
+    life.pods[name] = replace(
+        life.pods[name], phase=PodPhase.PENDING, is_ready=False, unpulled_image="tinsmith/trainer:1"
+    )
+    return name
+
+
+def test_a_replica_without_its_image_gives_its_node_back_and_is_tried_again() -> None:
+    life = Life()
+    life.run()
+    name = without_image(life, 1)
+
+    life.step()
+    found = life.pool.status.condition(IMAGE_UNAVAILABLE)
+    assert found is not None
+    assert "ask its operators (setting image_repository)" in found.message
+    assert len(life.pool.status.assignments) == 2
+
+    plan = life.step(LIMITS.image_pull_s)
+    status = plan.status
+    assert [entry.index for entry in status.assignments] == [0]
+    assert status.phase is PoolPhase.DEGRADED
+    assert "Its node was given back; it is tried again after 600 s" in status.waiting_for
+    assert [event.reason for event in plan.events] == [IMAGE_PULL_FAILED]
+    assert rest_left_s(status, life.now, LIMITS) == LIMITS.image_pull_s
+
+    plan = life.step()
+    assert [deletion.name for deletion in plan.delete] == [name]
+    assert plan.status.waiting_for == status.waiting_for
+    life.remove_deleted()
+
+    plan = life.step(LIMITS.image_pull_s)
+    assert rest_left_s(plan.status, life.now, LIMITS) == 0
+    again = plan.status.condition(IMAGE_UNAVAILABLE)
+    assert again is not None
+    assert not again.is_true
+
+    life.give(1)
+    for _ in range(3):
+        life.step()
+    assert life.pool.status.phase is PoolPhase.READY
+
+
+def test_a_pool_that_is_changed_rests_no_longer() -> None:
+    life = Life()
+    life.run()
+    without_image(life, 1)
+    life.step()
+    life.step(LIMITS.image_pull_s)
+    life.pool = replace(life.pool, generation=2)
+
+    plan = life.step()
+
+    assert rest_left_s(plan.status, life.now, LIMITS) == 0
+    assert plan.status.failure is None
+
+
+def test_a_replica_whose_image_was_corrected_is_made_anew_at_once() -> None:
+    life = Life()
+    life.run()
+    name = without_image(life, 1)
+    life.step()
+    life.template = "new"
+
+    assert [deletion.name for deletion in life.step().delete] == [name]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tests.unit.controller.manifests_as_written import SCHEMA
+
 STORE = "checkpoint: {uri: 's3://bucket/of-a-job', secretRef: {name: store}}"
+EPISODES = "method: {type: rl, parameters: {environment: guessing, rollouts: server}}\ndata:"
 SCORED = "data:\nroles: {trainer: null, sampler: {gpus: 1}}"
 WORK = [
     (
@@ -105,6 +108,31 @@ WORK = [
         "Failed",
         r"spec\.checkpoint\.uri has a #",
     ),
+    (
+        "environments-of-a-job-that-no-coordinator-reaches",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}, environment: {{}}}}",
+        "Failed",
+        r"rollouts is server, and the shared coordinator does not reach .*add `coordinator: \{\}`",
+    ),
+    (
+        "environments-of-a-job-with-a-coordinator",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}, environment: {{}}, coordinator: {{}}}}",
+        "Running",
+        "",
+    ),
+    (
+        "environments-that-all-share",
+        f"{EPISODES}\nroles: {{sampler: {{gpus: 1}}}}",
+        "Running",
+        "",
+    ),
+    (
+        "environments-of-a-job-that-its-driver-plays",
+        "method: {type: rl, parameters: {environment: guessing}}\ndata:\n"
+        "roles: {sampler: {gpus: 1}, environment: {}}",
+        "Running",
+        "",
+    ),
     ("evaluation", "method: {type: evaluate}\n" + SCORED, "Running", ""),
     (
         "evaluation-of-checkpoints",
@@ -130,5 +158,80 @@ WORK = [
         "method: {type: evaluate, maxSteps: 10}\n" + SCORED,
         "Failed",
         r"spec\.method\.maxSteps is set, and method evaluate trains nothing; leave it out",
+    ),
+    (
+        "environments-of-a-method-that-plays-nothing",
+        "roles: {environment: {}, coordinator: {}, agents: [{name: a}]}",
+        "Failed",
+        r"method supervised plays nothing; drop environment, coordinator, agents from spec\.roles",
+    ),
+    (
+        "environments-for-evaluators-of-ones-own",
+        "method: {type: supervised, parameters: {evaluators: 'mine.py:play'}}\n"
+        "roles: {environment: {}, sampler: {gpus: 1}}",
+        "Running",
+        "",
+    ),
+    (
+        "rank-of-all-weights",
+        "adapter: {type: full, rank: 8}",
+        "Failed",
+        r"spec\.adapter\.rank is 8, and type full trains all weights; drop it",
+    ),
+    (
+        "checkpoint-to-serve-of-a-training",
+        "serve: {checkpoint: projects/p/trainingRuns/r/checkpoints/c}",
+        "Failed",
+        r"spec\.serve is of method serve, and spec\.method\.type is supervised; drop one",
+    ),
+    (
+        "cache-of-a-hub-for-a-claim",
+        "model: {name: a, source: 'pvc://models/a', cacheClaimName: cache}",
+        "Failed",
+        r"cacheClaimName keeps what comes from a hub, and spec\.model\.source is 'pvc://models/a'",
+    ),
+    (
+        "key-of-a-hub-for-nothing",
+        "model: {name: a, source: 'pvc://models/a', hubTokenSecretRef: {name: hub}}",
+        "Failed",
+        r"neither spec\.model\.source nor the data is of one; drop it",
+    ),
+    (
+        "key-of-a-hub-for-the-data",
+        "model: {name: a, source: 'pvc://models/a', hubTokenSecretRef: {name: hub}}\n"
+        "method: {type: rl}\ndata: {name: 'hf://openai/gsm8k:main'}\nroles: {sampler: {gpus: 1}}",
+        "Running",
+        "",
+    ),
+    (
+        "model-by-the-address-of-its-page",
+        "model: {name: a, source: 'https://huggingface.co/Qwen/Qwen3-0.6B'}",
+        SCHEMA,
+        "does not match",
+    ),
+    (
+        "data-of-the-web",
+        "data: {name: 'https://example.com/a.jsonl'}",
+        "Failed",
+        r"is no file of the driver's pod; give spec\.data\.configMapRef",
+    ),
+    (
+        "setting-with-a-near-name",
+        "method: {type: supervised, parameters: {learning_rat: 0.1}}",
+        "Failed",
+        r"no setting spec\.method\.parameters\.learning_rat; did you mean learning_rate",
+    ),
+    (
+        "steps-among-the-settings",
+        "method: {type: supervised, parameters: {num_steps: 5}}",
+        "Failed",
+        r"spec\.method\.parameters\.num_steps is set by spec\.method\.maxSteps; leave it out",
+    ),
+    ("kind-of-an-adapter", "adapter: {type: qlora}", SCHEMA, "'qlora' is not one of"),
+    (
+        "rank-by-the-name-of-peft",
+        "adapter: {r: 8, lora_alpha: 16}",
+        "Failed",
+        r"spec\.adapter\.r is not a field \(it is rank\)",
     ),
 ]

@@ -17,6 +17,7 @@ from tinsmith.rollouts import (
     TemplateRewritesHistoryError,
     Trajectory,
 )
+from tinsmith.rollouts.adapters import read_image_rules
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.sampling.sampler import Sampler
@@ -106,3 +107,29 @@ async def test_the_tokenizer_is_that_of_the_pool_of_the_sampler(tmp_path: Path) 
     assert found[0] is found[2]
     assert found[0] is not found[1]
     assert all(isinstance(each, Tokenizer) for each in found)
+
+
+class _Offers:
+    """A scheduler with a model of the same name in two pools; only that of the job reads images."""
+
+    async def call(
+        self, endpoint: object, method: object, request: scheduler_pb2.GetCapabilitiesRequest
+    ) -> scheduler_pb2.Capabilities:
+        del endpoint, method
+        answer = scheduler_pb2.Capabilities()
+        model = answer.models.add().model
+        model.base_model = "tiny"
+        if request.pool:
+            model.reads_images = True
+            model.images.SetInParent()
+        return answer
+
+
+@pytest.mark.parametrize(("pool", "reads"), [("space.job", True), ("", False)])
+async def test_the_image_rules_are_those_of_the_pool_of_the_sampler(pool: str, reads: bool) -> None:
+    core = SimpleNamespace(transport=_Offers(), scheduler=None, project="projects/mine")
+    sampler: Any = SimpleNamespace(base_model="tiny", pool=pool)
+
+    rules = await read_image_rules(cast(ClientCore, core), cast(Sampler, sampler))
+
+    assert (rules is not None) is reads

@@ -19,10 +19,17 @@ from tinsmith_jobs.status import Saved, Status
 from tinsmith_jobs.status_codec import decode_status, encode_status
 
 
-def test_a_new_job_queues_and_makes_no_pod() -> None:
+def test_a_new_job_stores_nothing_before_an_assignment_and_makes_no_pod() -> None:
     life = Life(make_job())
 
     plan = life.step()
+
+    assert plan.status == Status()
+    assert not plan.create
+
+
+def test_a_new_job_that_waits_for_another_systems_queue_says_that_it_is_queued() -> None:
+    plan = plan_job(make_job(), Observed(is_queued_elsewhere=True), NOW, LIMITS)
 
     assert plan.status.phase is Phase.QUEUED
     assert plan.status.queued_time == NOW

@@ -14,7 +14,7 @@ from PIL import Image
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl
 from tinsmith.recipes.experiment.experiment import slug
-from tinsmith.recipes.tasks.hub_data import HubAddress, data_name, parse_address
+from tinsmith.recipes.tasks.hub_data import HubAddress, data_name, is_of_hub, parse_address
 from tinsmith.recipes.tasks.preferences import load_preferences
 from tinsmith.recipes.tasks.prompts import load_prompts
 from tinsmith.recipes.tasks.public_data import load_pictures, read_rows
@@ -269,3 +269,18 @@ def test_a_name_that_is_a_folder_here_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="is a folder here too"):
         read_rows("hf://openai/gsm8k:main")
+
+
+@pytest.mark.parametrize(
+    ("data", "is_there"),
+    [
+        pytest.param("hf://openai/gsm8k:main", True, id="a-set"),
+        pytest.param("hf:///data/sums", False, id="a-folder"),
+        pytest.param("hf://./sums", False, id="a-folder-from-here"),
+        pytest.param("hf://a/b?part=c", False, id="a-wrong-key"),
+        pytest.param("arithmetic", False, id="comes-with-a-recipe"),
+        pytest.param("s3://bucket/a", False, id="a-store"),
+    ],
+)
+def test_which_data_is_of_the_hub(data: str, is_there: bool) -> None:
+    assert is_of_hub(data) is is_there

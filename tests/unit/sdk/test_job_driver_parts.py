@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tinsmith.client import Client
 from tinsmith.driver.agents import JobAgent
+from tinsmith.driver.context import Job
+from tinsmith.driver.main import DriverObserver
 from tinsmith.driver.methods import read_method
 from tinsmith.driver.state import MAX_BYTES, DriverState
 from tinsmith.errors import ConfigurationError
@@ -228,3 +232,28 @@ def test_jobs_have_the_json_of_the_resource() -> None:
 def test_what_is_no_manifest(manifest: object) -> None:
     with pytest.raises(JobFormatError):
         parse_manifest(manifest)
+
+
+def test_a_model_that_plays_for_long_is_reported_now_and_then(tmp_path: Path) -> None:
+    """Its scores come one by one, and the stall rule wants a report."""
+    told: list[dict[str, int]] = []
+    now_s = [100.0]
+    job = SimpleNamespace(report=lambda **fields: told.append(fields))
+    method = read_method(
+        json.dumps({"type": "evaluate", "model": "m", "parameters": {"base_model": "m,n"}}),
+        tmp_path,
+    )
+    observer = DriverObserver(
+        cast(Job, job),
+        cast(Client, None),
+        tmp_path,
+        method,
+        DriverState(),
+        clock=lambda: now_s[0],
+    )
+
+    for _ in range(40):
+        observer.playing(1, 2)
+        now_s[0] += 0.5
+
+    assert told == [{"step": 1, "max_steps": 2}] * 4

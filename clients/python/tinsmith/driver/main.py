@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -50,6 +51,8 @@ _PASSING_CODES = frozenset(
 )
 _PATIENCE_S = 1800.0
 """How long pods of the job may be away: a node is found, an image pulled, a model loaded."""
+_PLAYING_INTERVAL_S = 5.0
+"""Between two reports that answers come; the least `stallTimeoutSeconds` is twice that."""
 _OPERATION_TIMEOUT_S = 24 * 3600.0
 _TERMINATION_LOG = "/dev/termination-log"
 
@@ -65,10 +68,18 @@ class DriverObserver(Observer):
         directory: Where the recipe writes.
         method: How many saves are kept, and where a new run begins.
         state: What the part before kept.
+        clock: Monotonic seconds.
     """
 
     def __init__(
-        self, job: Job, client: Client, directory: Path, method: Method, state: DriverState
+        self,
+        job: Job,
+        client: Client,
+        directory: Path,
+        method: Method,
+        state: DriverState,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.begin_from = method.resume_from
         self.may_change = True
@@ -79,6 +90,8 @@ class DriverObserver(Observer):
         self._saves = list(state.saves)
         self._may_interrupt = False
         self._is_stopping = False
+        self._clock = clock
+        self._played_s = -_PLAYING_INTERVAL_S
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: the first one saves, the second one ends the process."""
@@ -107,6 +120,13 @@ class DriverObserver(Observer):
         if self._job.should_stop and not self._is_stopping:
             self._is_stopping = True
             raise KeyboardInterrupt
+
+    def playing(self, num_done: int, num_steps: int) -> None:
+        """Report now and then that scores come: one model may take longer than the stall rule."""
+        now_s = self._clock()
+        if now_s - self._played_s >= _PLAYING_INTERVAL_S:
+            self._played_s = now_s
+            self._job.report(step=num_done, max_steps=num_steps)
 
     def saved(self, state: SavedState) -> None:
         """Keep what the next part needs, then delete the saves that are not kept."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from tinsmith.client import Client
@@ -123,8 +124,10 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
     for number, (weights, sampler) in enumerate(samplers.items()):
         agent = f"{number}-{slugify(weights)}" if len(samplers) > 1 else ""
         keeper = RememberingKeeper(folder, config.keep_rollouts, sampler, agent)
+        sampler.on_answer = partial(observer.playing, number, len(samplers))
         with observer.interruptible():
             make_sources[number](keeper).score(0)
+        sampler.on_answer = None
         played = plays[weights] = keeper.played
         first = next(iter(plays.values()))
         compared = None if played is first else first

@@ -71,11 +71,14 @@ async def create_service_instance(
     return ServiceInstance(instance)
 
 
-async def read_image_rules(core: ClientCore, base_model: str) -> ImageRules | None:
-    """Return how a served model turns images into tokens; None if it reads none."""
-    request = scheduler_pb2.GetCapabilitiesRequest(parent=core.project)
+async def read_image_rules(core: ClientCore, sampler: Sampler) -> ImageRules | None:
+    """Return how the model of a sampler turns images into tokens; None if it reads none.
+
+    A pool of a job may serve another model of the same name.
+    """
+    request = scheduler_pb2.GetCapabilitiesRequest(parent=core.project, pool=sampler.pool)
     answer = await core.transport.call(
         core.scheduler, lambda c: c.scheduler.GetCapabilities, request
     )
     models = map(codec.decode_served_model, answer.models)
-    return next((model.images for model in models if model.base_model == base_model), None)
+    return next((each.images for each in models if each.base_model == sampler.base_model), None)

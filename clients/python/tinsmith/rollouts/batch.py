@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from google.longrunning import operations_pb2
@@ -54,6 +54,7 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
         config: GroupConfig,
         batch_key: str = "",
         keep: KeepResult = keep_nothing,
+        note_episode: Callable[[], None] = lambda: None,
     ) -> None:
         self.operation_name: str = operation.name
         """Name of the operation."""
@@ -65,6 +66,7 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
         self._config = config
         self._batch_key = batch_key
         self._keep = keep
+        self._note_episode = note_episode
         super().__init__(
             core.background,
             what=f"rollouts {self.name}",
@@ -165,6 +167,7 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
         failed: list[UnusedPlay[EnvironmentTask]] = []
         async for update in self._updates():
             for message in update.episodes:
+                self._note_episode()
                 episode = self._decode(message)
                 if episode.trajectory is not None:
                     finished[episode.task_index, episode.member_index] = episode.trajectory

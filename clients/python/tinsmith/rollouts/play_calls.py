@@ -239,7 +239,7 @@ class PlayCalls(EnvironmentClient):
             draw,
             config,
             params=params,
-            images=await read_image_rules(self._core, sampler.base_model),
+            images=await read_image_rules(self._core, sampler),
         )
 
     async def _instance(

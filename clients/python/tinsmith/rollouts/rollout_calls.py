@@ -116,5 +116,12 @@ class RolloutCalls:
             endpoint, lambda c: c.coordinator.GenerateRollouts, request
         )
         return RolloutBatch(
-            self._core, endpoint, operation, chosen, groups, batch_key=batch_key, keep=keep
+            self._core,
+            endpoint,
+            operation,
+            chosen,
+            groups,
+            batch_key=batch_key,
+            keep=keep,
+            note_episode=sampler.note_answer,
         )

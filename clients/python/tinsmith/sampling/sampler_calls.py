@@ -123,6 +123,14 @@ class SamplerCalls(Ready):
         self.run = message.run
         self.pool = message.pool
         """Whose workers it may use; empty is the shared pool."""
+        self.on_answer: Callable[[], None] | None = None
+        """Called in the client's own thread after each answer, and each episode that a server
+        played with it: what waits for many of them sees that they come. It must not block."""
+
+    def note_answer(self) -> None:
+        """Say that something was sampled with it; see `on_answer`."""
+        if self.on_answer is not None:
+            self.on_answer()
 
     @property
     def source(self) -> SamplerSource:
@@ -312,6 +320,7 @@ class SamplerCalls(Ready):
                 timeout_s=self._core.settings.operation_timeout_s,
                 retry=self._retry,
             )
+        self.note_answer()
         return codec.decode_sample(response)
 
     async def _score(self, request: sampler_pb2.ComputeLogprobsRequest) -> list[float | None]:

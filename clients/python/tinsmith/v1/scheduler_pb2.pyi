@@ -32,18 +32,26 @@ class GetCapabilitiesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARENT_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the project."""
+    pool: _builtins.str
+    """From pods alone, gives the pool on whose behalf they ask; empty is the shared one. Left out, the
+    models of all pools are listed.
+    """
     def __init__(
         self,
         *,
         parent: _builtins.str = ...,
+        pool: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pool", b"_pool", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pool", b"_pool", "parent", b"parent", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pool: _TypeAlias = _typing.Literal["pool"]  # noqa: Y015
+    _WhichOneofArgType__pool: _TypeAlias = _typing.Literal["_pool", b"_pool"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool) -> _WhichOneofReturnType__pool | None: ...
 
 Global___GetCapabilitiesRequest: _TypeAlias = GetCapabilitiesRequest  # noqa: Y015
 

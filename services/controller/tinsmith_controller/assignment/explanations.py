@@ -32,9 +32,9 @@ from tinsmith_controller.assignment.ordering import tier
 from tinsmith_controller.assignment.quotas import Excess
 from tinsmith_controller.assignment.types import Node, Taint, Workload
 from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import GIB
 from tinsmith_jobs.spec import Rules
 
-_GIB = 2**30
 _MOST_NAMES = 3
 _OF_KUBERNETES = ("node.kubernetes.io/", "node-role.kubernetes.io/", "node.cloudprovider.")
 _STATES = (
@@ -344,5 +344,5 @@ def _list(keys: Sequence[NamespacedName]) -> str:
 _SHOW: dict[int, Callable[[float], str]] = {
     GPUS: _gpus,
     CPU: lambda milli: _plural(milli / 1000, "CPU core"),
-    MEMORY: lambda size_bytes: f"{size_bytes / _GIB:g} GiB of memory",
+    MEMORY: lambda size_bytes: f"{size_bytes / GIB:g} GiB of memory",
 }

@@ -8,14 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_controller.assignment.types import Node, Taint
-from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.quantities import GIB, Resources
 from tinsmith_jobs.spec import Rules, Toleration
 
 # `PreferNoSchedule` only asks for something else if there is; it keeps no pod away.
 _REPELLING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-
-
-_GIB = 2**30
 
 
 class Obstacle(enum.Enum):
@@ -110,7 +107,7 @@ def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | Non
 def _holds(node: Described, least_bytes: int) -> bool:
     """Whether a GPU of a node holds so much; where its memory is not known, it may."""
     # Half a GiB more than it says: that number is rounded.
-    return not node.gpu_memory_gib or (node.gpu_memory_gib + 0.5) * _GIB >= least_bytes
+    return not node.gpu_memory_gib or (node.gpu_memory_gib + 0.5) * GIB >= least_bytes
 
 
 def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> list[str]:
@@ -158,7 +155,7 @@ def no_model(least_bytes: int, nodes: Iterable[Described]) -> str:
     """Return that no node has GPUs that hold a model, how much that takes, and what to do."""
     largest = max(node.gpu_memory_gib for node in nodes)
     return (
-        f"no node has GPUs that hold the model: it takes {least_bytes / _GIB:.1f} GiB of each, and "
+        f"no node has GPUs that hold the model: it takes {least_bytes / GIB:.1f} GiB of each, and "
         f"the largest have {largest} GiB; give each pod more GPUs, or take a smaller model"
     )
 

@@ -1,7 +1,8 @@
 """The plan for one pool: a pure function, like that of a job, but it never ends.
 
 Each replica that has a node has a pod. Replicas are replaced one by one: those out of date, and
-those that failed, after a pause that grows with failures in a row.
+those that failed, after a pause that grows with failures in a row. One whose image cannot be pulled
+gives its node back, and rests.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import replace
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import PoolPhase
-from tinsmith_jobs.naming import sampler_selector
 from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_refusals
+from tinsmith_jobs.plan.image_pulls import rest_left_s, rested, with_image_pulls, with_rest
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodView, Pool
-from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
 from tinsmith_jobs.plan.status_transitions import accept_spec
-from tinsmith_jobs.spec import SAMPLER, Reaction
+from tinsmith_jobs.spec import Reaction
 from tinsmith_jobs.status import Failure, Status
 
 _QUIET_S = 600.0
@@ -32,8 +33,12 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         return Plan(status=pool.status)
     if pool.spec is None:
         return _refuse(pool, status, observed, now)
-    status = _forget_old_failures(replace(status, failure=_without_refusal(status.failure)), now)
+    status = replace(status, failure=_without_refusal(status.failure))
+    is_edited = pool.generation != pool.status.observed_generation
+    if is_edited or not rest_left_s(pool.status, now, limits):
+        status = rested(status, now)
     status, refused = accept_spec(pool, status, now)
+    status = _forget_old_failures(status, now)
     kept = maintain_pods(
         pool.key.name,
         pool.spec.roles,
@@ -56,20 +61,20 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         )
     if kept.num_stopped:
         status = replace(status, last_restart_time=now)
-    status = replace(
-        status,
-        assignments=kept.assignments,
-        epoch=kept.epoch,
-        role_statuses=kept.role_statuses,
-        queued_time=status.queued_time or now,
-        sampler_selector=sampler_selector(pool.key.kind, pool.key.name)
-        if pool.spec.role(SAMPLER)
-        else "",
-    )
+    status = replace(status, queued_time=status.queued_time or now)
+    status = with_pods(status, pool.key, kept)
     status = with_refusals(status, kept.refused, now, limits)
+    if not rest_left_s(status, now, limits):
+        status, begun = with_image_pulls(pool.spec, status, observed, now)
+        status, given_back = with_rest(status, observed, now, limits)
+        events += [event for event in (begun, given_back) if event is not None]
+    rest_s = rest_left_s(status, now, limits)
     pause_s = backoff_left_s(status, now, limits)
-    status = _readiness(status, kept, pause_s, observed.rejection, now)
-    outdated = _outdated(observed) if kept.is_ready and not kept.delete else None
+    why = observed.rejection
+    if rest_s and status.failure is not None:
+        why = why or status.failure.message
+    status = _readiness(status, kept, pause_s, why, now)
+    outdated = None if kept.delete else _outdated(observed, is_ready=kept.is_ready)
     if outdated is not None:
         message = f"pod {outdated.name} is out of date; it drains, and is made anew"
         events.append(Event(conditions.POD_OUTDATED, message))
@@ -77,21 +82,36 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         status=status,
         create=kept.create,
         delete=kept.delete if outdated is None else (PodDeletion(outdated.name, outdated.uid),),
-        requeue_s=max(0.5, pause_s) if pause_s > 0 else None,
+        requeue_s=_next_look_s(status, pause_s, rest_s, now, limits),
         events=tuple(events),
     )
 
 
-def _outdated(observed: Observed) -> PodView | None:
+def _next_look_s(
+    status: Status, pause_s: float, rest_s: float, now: datetime.datetime, limits: Limits
+) -> float | None:
+    """Return when something of a pool is due: the end of a pause or a rest, or a rest itself."""
+    found = status.condition(conditions.IMAGE_UNAVAILABLE)
+    due = [pause_s, rest_s]
+    if found is not None and found.is_true and not rest_s:
+        due.append(limits.image_pull_s - (now - found.transition_time).total_seconds())
+    due = [max(0.5, each) for each in due if each > 0]
+    return min(due, default=None)
+
+
+def _outdated(observed: Observed, *, is_ready: bool) -> PodView | None:
     """Return a pod that was made from what the pool or the deployment was before.
 
-    One goes at a time, when all are ready. A trainer that drains gives its runs to others, or has
-    them back when it is there again; nothing that was acknowledged is lost.
+    One goes at a time, when all are ready; one whose image cannot be pulled goes at once. A trainer
+    that drains gives its runs to others, or has them back when it is there again; nothing that was
+    acknowledged is lost.
     """
     found = [
         pod
         for name, pod in sorted(observed.pods.items())
-        if name in observed.templates and pod.template != observed.templates[name]
+        if name in observed.templates
+        and pod.template != observed.templates[name]
+        and (is_ready or (pod.unpulled_image and not pod.is_deleting))
     ]
     return found[0] if found else None
 
@@ -131,19 +151,19 @@ def _forget_old_failures(status: Status, now: datetime.datetime) -> Status:
 
 
 def _readiness(
-    status: Status, kept: PodMaintenance, pause_s: float, rejection: str, now: datetime.datetime
+    status: Status, kept: PodMaintenance, pause_s: float, why: str, now: datetime.datetime
 ) -> Status:
     num_ready = sum(role.ready for role in kept.role_statuses)
     waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])
     if pause_s > 0 and status.failure is not None:
         waiting_for = f"pauses {pause_s:.0f} s after a failure: {status.failure.message}"
-    if rejection:
-        waiting_for = rejection
+    if why:
+        waiting_for = why
     if kept.is_ready:
         phase, waiting_for = PoolPhase.READY, ""
     elif num_ready:
         phase = PoolPhase.DEGRADED
-    elif kept.assignments:
+    elif status.assignments:
         phase = PoolPhase.STARTING
     else:
         phase = PoolPhase.QUEUED

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinsmith.driver.agents import agent_key_variable
+from tinsmith.recipes.tasks.hub_data import is_of_hub
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import (
     CACHE,
@@ -24,7 +25,6 @@ from tinsmith_jobs.naming import (
     job_resource,
     key_entry,
     pod_keys_name,
-    secret_name,
     worker_id,
 )
 from tinsmith_jobs.spec import (
@@ -132,7 +132,7 @@ def _client_env(
     epoch = assignment.epoch if role.kind == DRIVER else None
     address = deployment.gateway_address
     url = address if "://" in address else f"http://{address}"
-    secret, entry = secret_name(owner.key.name, epoch), key_entry(role.agent)
+    secret, entry = pod_keys_name(owner.key.name), key_entry(epoch, role.agent)
     env = [
         _value("TINSMITH_ADDRESS", deployment.gateway_address),
         _secret("TINSMITH_API_KEY", secret, entry),
@@ -156,7 +156,7 @@ def _client_env(
         if spec.model is not None and _reads_hub(spec) and "HF_TOKEN" not in names:
             env += _token_env(spec.model)
         env += [
-            _secret(agent_key_variable(agent.name), secret, key_entry(agent.name))
+            _secret(agent_key_variable(agent.name), secret, key_entry(epoch, agent.name))
             for agent in spec.agents
         ]
     return env
@@ -196,7 +196,7 @@ def _token_env(model: Model) -> list[dict[str, Any]]:
 def _reads_hub(spec: JobSpec) -> bool:
     """Whether the driver of a job loads a data set of the hub."""
     data = data_path(spec.data) or spec.parameters.get("data")
-    return isinstance(data, str) and data.startswith("hf://") and data[5:6] not in ("/", ".")
+    return isinstance(data, str) and is_of_hub(data)
 
 
 def _value(name: str, value: str) -> dict[str, Any]:

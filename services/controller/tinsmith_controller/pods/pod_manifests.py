@@ -46,7 +46,6 @@ from tinsmith_jobs.naming import (
     flat_role,
     key_entry,
     pod_keys_name,
-    secret_name,
     service_name,
 )
 from tinsmith_jobs.quantities import GPU_RESOURCE
@@ -190,25 +189,21 @@ def make_services(owner: WorkloadContext) -> list[dict[str, Any]]:
     ]
 
 
-def make_key_secret(
-    owner: WorkloadContext, epoch: int | None, api_keys: Mapping[str, str]
+def make_keys_secret(
+    owner: WorkloadContext,
+    deployment: Deployment,
+    api_keys: Mapping[int | None, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return the secret with keys of a job; see `naming.secret_name`.
+    """Return the secret with the keys of a workload's pods.
+
+    A server's is for its kind, namespace and pool. A pod is given its own entries alone. So what it
+    holds opens no other role, no other agent and no other job.
 
     Args:
-        owner: The job.
-        epoch: Of the driver that gets them; None for those of the agents' workers.
-        api_keys: Keys by agent; the empty name is the driver's own.
-    """
-    content = {key_entry(agent): key for agent, key in api_keys.items()}
-    return _secret_of(owner, secret_name(owner.key.name, epoch), content)
-
-
-def make_pod_keys_secret(owner: WorkloadContext, deployment: Deployment) -> dict[str, Any]:
-    """Return the secret with the keys of a workload's pods, each for its kind, namespace and pool.
-
-    A pod is given its own entry alone. So what it holds opens no other role, no other agent and no
-    other job.
+        owner: The workload.
+        deployment: Has the root of the servers' keys.
+        api_keys: Keys of a job's clients: by epoch of the driver, None for the agents' workers,
+            and by agent; the empty name is the driver's own.
     """
     keys = {
         pod_key_entry(role): PodKey.derive(
@@ -219,15 +214,13 @@ def make_pod_keys_secret(owner: WorkloadContext, deployment: Deployment) -> dict
         if role.kind in SERVER_KINDS
     }
     content = {entry: str(key) for entry, key in keys.items()}
-    return _secret_of(owner, pod_keys_name(owner.key.name), content)
-
-
-def _secret_of(owner: WorkloadContext, name: str, content: Mapping[str, str]) -> dict[str, Any]:
+    for epoch, by_agent in api_keys.items():
+        content |= {key_entry(epoch, agent): key for agent, key in by_agent.items()}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": name,
+            "name": pod_keys_name(owner.key.name),
             "namespace": owner.key.namespace,
             "labels": labels_of(owner),
             "ownerReferences": [owner_reference(owner)],

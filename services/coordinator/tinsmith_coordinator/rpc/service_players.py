@@ -187,7 +187,7 @@ class ServicePlayers:
             ServiceSampler(sampler),
             rollout_codec.decode_config(request),
             params=rollout_codec.decode_params(request.params),
-            images=await read_image_rules(core, sampler.base_model),
+            images=await read_image_rules(core, sampler),
         )
         return ServicePlayer(self._background, EnvironmentClient(core), runner, request)
 

@@ -41,6 +41,7 @@ class Plan:
         delete: Pods to delete.
         key_epochs: Epochs of the drivers whose keys are good; None among them is the agents' key.
             All other keys of the job are revoked.
+        takes_uids: Whether the uids of pods that are made go into the status at once.
         delete_self: Whether the object itself is to be deleted.
         requeue_s: When to look again though nothing happens.
         events: For people.
@@ -50,6 +51,7 @@ class Plan:
     create: tuple[Assignment, ...] = ()
     delete: tuple[PodDeletion, ...] = ()
     key_epochs: frozenset[int | None] = frozenset()
+    takes_uids: bool = True
     delete_self: bool = False
     requeue_s: float | None = None
     events: tuple[Event, ...] = ()

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
-from tinsmith_jobs.naming import sampler_selector
 from tinsmith_jobs.plan.actions import Event, Plan
 from tinsmith_jobs.plan.deadlines import late, next_look_s, overdue, with_stall
 from tinsmith_jobs.plan.failure_policy import (
@@ -18,9 +17,10 @@ from tinsmith_jobs.plan.failure_policy import (
 )
 from tinsmith_jobs.plan.image_pulls import unpulled, with_image_pulls
 from tinsmith_jobs.plan.plan_builder import PlanBuilder
-from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
 from tinsmith_jobs.plan.retry_policy import report_of_this_attempt
-from tinsmith_jobs.spec import SAMPLER, FailureRule, JobSpec, Method, Reaction
+from tinsmith_jobs.plan.status_transitions import is_start, waits_for, with_not_ready
+from tinsmith_jobs.spec import FailureRule, JobSpec, Method, Reaction
 from tinsmith_jobs.status import Failure, Status
 
 
@@ -39,6 +39,7 @@ def hold(builder: PlanBuilder, spec: JobSpec) -> Plan:
         react=lambda pod: react(pod, _rules(spec), report),
         groups=[role.name for role in spec.roles if spec.is_group(role)],
         may_create=pause_s <= 0 and not builder.observed.obstacle and not builder.observed.missing,
+        is_start=is_start(builder.status),
     )
     if builder.observed.missing:
         not_ready = (builder.observed.missing, *kept.not_ready)
@@ -48,15 +49,7 @@ def hold(builder: PlanBuilder, spec: JobSpec) -> Plan:
     verdict = _count_failures(builder, spec, kept)
     if verdict is not None:
         return builder.fail(verdict)
-    status = replace(
-        builder.status,
-        assignments=kept.assignments,
-        epoch=kept.epoch,
-        role_statuses=kept.role_statuses,
-        sampler_selector=sampler_selector(builder.job.key.kind, builder.job.key.name)
-        if spec.role(SAMPLER)
-        else "",
-    )
+    status = with_pods(builder.status, builder.job.key, kept)
     status = with_refusals(status, kept.refused, builder.now, builder.limits)
     builder.status = _readiness(
         builder, spec, status, kept, backoff_left_s(builder.status, builder.now, builder.limits)
@@ -78,6 +71,7 @@ def hold(builder: PlanBuilder, spec: JobSpec) -> Plan:
         create=kept.create,
         delete=kept.delete,
         keys=builder.keys(),
+        takes_uids=kept.takes_uids,
         requeue_s=next_look_s(spec, status, builder.now, pause_s=pause_s),
     )
 
@@ -113,7 +107,8 @@ def _readiness(
     builder: PlanBuilder, spec: JobSpec, status: Status, kept: PodMaintenance, pause_s: float
 ) -> Status:
     if kept.is_ready:
-        if status.phase is not Phase.RUNNING:
+        if status.phase is Phase.RESTARTING:
+            # Ends what the warnings before began; the condition says it of the first start.
             builder.events.append(Event(conditions.PODS_READY, "all pods are ready"))
         status = replace(
             status,
@@ -136,17 +131,11 @@ def _readiness(
     was_running = status.phase in (Phase.RUNNING, Phase.RESTARTING)
     # A driver that was not started yet is no reason to speak of a restart.
     phase = Phase.RESTARTING if was_running else Phase.STARTING
-    waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])
+    waiting_for = status.waiting_for if kept.num_unplaced else waits_for(kept)
     if pause_s > 0 and status.failure is not None:
         waiting_for = f"pauses {pause_s:.0f} s after a failure: {status.failure.message}"
     status = replace(status, phase=phase, waiting_for=waiting_for)
-    return status.with_condition(
-        conditions.READY,
-        False,
-        conditions.PODS_NOT_READY,
-        "; ".join(kept.not_ready) or "pods wait for nodes",
-        builder.now,
-    )
+    return with_not_ready(status, kept, builder.now)
 
 
 def _rules(spec: JobSpec) -> tuple[FailureRule, ...]:

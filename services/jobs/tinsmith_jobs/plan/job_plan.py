@@ -19,7 +19,7 @@ from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
 from tinsmith_jobs.plan.plan_builder import PlanBuilder
 from tinsmith_jobs.plan.retry_policy import advice, begun_anew, is_corrected, is_retried
-from tinsmith_jobs.plan.status_transitions import assign_nodes
+from tinsmith_jobs.plan.status_transitions import assign_nodes, is_fresh, queued
 from tinsmith_jobs.plan.teardown import tear_down
 from tinsmith_jobs.spec import DRIVER, JobSpec, Method, Scheduling
 from tinsmith_jobs.status import Failure, Status
@@ -223,18 +223,12 @@ def _wait(builder: PlanBuilder, spec: JobSpec) -> Plan:
         status = status.with_condition(
             conditions.ASSIGNED, False, conditions.WAITING, obstacle, builder.now
         )
+    elif is_fresh(builder.job) and not builder.observed.is_queued_elsewhere:
+        # The next assignment stores what comes of it.
+        return Plan(status=builder.job.status)
     is_new = status.phase is not Phase.QUEUED
-    status = replace(
-        status,
-        phase=Phase.QUEUED,
-        queued_time=status.queued_time or builder.now,
-        waiting_for=obstacle
-        or ("waits for the next assignment of nodes" if is_new else status.waiting_for),
-    )
-    if is_new:
-        status = status.with_condition(
-            conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", builder.now
-        )
+    waiting_for = "waits for the next assignment of nodes" if is_new else status.waiting_for
+    status = replace(queued(status, builder.now), waiting_for=obstacle or waiting_for)
     # Pods of an earlier attempt are not wanted.
     delete = tear_down(
         builder.observed,

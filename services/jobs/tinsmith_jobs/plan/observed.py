@@ -114,6 +114,7 @@ class Observed:
         missing: A server outside the workload that it needs and that is not there; one sentence.
             Unlike an obstacle, it counts against the startup deadline.
         rejection: Why the cluster will never take one of its pods; one sentence.
+        is_queued_elsewhere: Whether another system's queue decides when it runs.
     """
 
     pods: Mapping[str, PodView] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class Observed:
     obstacle: str = ""
     missing: str = ""
     rejection: str = ""
+    is_queued_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from tinsmith_jobs.plan.divergence import with_divergence
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed
 from tinsmith_jobs.plan.status_transitions import accept_spec
-from tinsmith_jobs.plan.teardown import TeardownStep, with_overdue
-from tinsmith_jobs.spec import DRIVER, WORKER
+from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
+from tinsmith_jobs.spec import DRIVER, WORKER, Scheduling
 from tinsmith_jobs.status import Assignment, Failure, Status
 
 
@@ -63,7 +63,7 @@ class PlanBuilder:
             phase=phase,
             completion_time=self.now,
             stop_time=status.stop_time or self.now,
-            waiting_for="",
+            waiting_for=self._waits_at_end(),
             preempted_by=None,
         )
         status = status.with_condition(kind, True, reason, message, self.now)
@@ -72,6 +72,17 @@ class PlanBuilder:
         # Pods go once the end is stored: a plan that sees neither could not tell that it was
         # reached.
         return self.planned(self.status, keys=self.keys(), requeue_s=0.0)
+
+    def _waits_at_end(self) -> str:
+        """Return what the next look will wait for, so that it need not say so itself."""
+        spec = self.job.spec
+        return tear_down(
+            self.observed,
+            since=self.status.stop_time or self.now,
+            now=self.now,
+            grace_s=(spec.scheduling if spec is not None else Scheduling()).grace_s,
+            termination_s=self.limits.termination_s,
+        ).waiting_for
 
     def note_overdue(self, step: TeardownStep) -> None:
         """Say which pods did not end in time, until they are gone."""
@@ -125,6 +136,7 @@ class PlanBuilder:
         create: tuple[Assignment, ...] = (),
         delete: Sequence[PodDeletion] = (),
         keys: frozenset[int | None] = frozenset(),
+        takes_uids: bool = True,
         requeue_s: float | None = None,
     ) -> Plan:
         """Return the plan with a status, and with what was told until now."""
@@ -133,6 +145,7 @@ class PlanBuilder:
             create=create,
             delete=tuple(delete),
             key_epochs=keys,
+            takes_uids=takes_uids,
             requeue_s=requeue_s,
             events=tuple(self.events),
         )

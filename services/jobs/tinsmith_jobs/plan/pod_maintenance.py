@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tinsmith_jobs.naming import pod_name
+from tinsmith_jobs.naming import NamespacedName, pod_name, sampler_selector
 from tinsmith_jobs.plan.actions import PodDeletion
 from tinsmith_jobs.plan.failure_policy import was_told_to_stop
 from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView
-from tinsmith_jobs.spec import DRIVER, WORKER, Reaction, Role
+from tinsmith_jobs.spec import DRIVER, SAMPLER, WORKER, Reaction, Role
 from tinsmith_jobs.status import Assignment, RoleStatus, Status
 
 _CLIENT_KINDS = (DRIVER, WORKER)
@@ -39,6 +39,7 @@ class PodMaintenance:
         num_unplaced: Pods that need a node and have none.
         not_ready: Sentences about pods that are not ready.
         is_ready: Whether all pods are there and ready.
+        takes_uids: Whether uids of pods are stored now.
         role_statuses: Pods by role.
     """
 
@@ -53,6 +54,7 @@ class PodMaintenance:
     num_unplaced: int
     not_ready: tuple[str, ...]
     is_ready: bool
+    takes_uids: bool
     role_statuses: tuple[RoleStatus, ...]
 
 
@@ -65,6 +67,7 @@ def maintain_pods(
     react: Callable[[PodView], Reaction],
     groups: Collection[str] = (),
     may_create: bool = True,
+    is_start: bool = False,
 ) -> PodMaintenance:
     """Look at the pods of a workload that holds nodes.
 
@@ -76,12 +79,16 @@ def maintain_pods(
         react: Says what the end of a pod means.
         groups: Roles whose pods are only of use together.
         may_create: Whether pods may be made now; false during the pause after a failure.
+        is_start: Whether servers begin that no client has called yet. Then one that is gone may be
+            made again under its name, unless it is a rank of a group, which others of it know.
     """
     wanted = {(role.name, index): role for role in roles for index in range(role.replicas)}
     view = _View(workload, status, observed, wanted)
     view.examine(react)
     view.spread(groups)
-    assignments = view.renewed()
+    servers_ready = _servers_ready(observed, wanted, status.assignments)
+    takes_uids = servers_ready or not is_start or bool(groups)
+    assignments = view.renewed(takes_uids=takes_uids)
     return PodMaintenance(
         assignments=assignments,
         epoch=view.epoch,
@@ -94,7 +101,20 @@ def maintain_pods(
         num_unplaced=_num_unplaced(wanted, assignments),
         not_ready=tuple(_not_ready(observed, wanted, assignments)),
         is_ready=_is_ready(observed, wanted, assignments),
+        takes_uids=takes_uids,
         role_statuses=_role_statuses(roles, status, observed, assignments, view),
+    )
+
+
+def with_pods(status: Status, workload: NamespacedName, kept: PodMaintenance) -> Status:
+    """Return a status with what a look at the pods of a workload came to."""
+    has_samplers = any(entry.name == SAMPLER for entry in kept.role_statuses)
+    return replace(
+        status,
+        assignments=kept.assignments,
+        epoch=kept.epoch,
+        role_statuses=kept.role_statuses,
+        sampler_selector=sampler_selector(workload.kind, workload.name) if has_samplers else "",
     )
 
 
@@ -192,7 +212,7 @@ class _View:
             if any(role == group for role, _ in self.stale):
                 self.stale.update(key for key in self._wanted if key[0] == group)
 
-    def renewed(self) -> tuple[Assignment, ...]:
+    def renewed(self, *, takes_uids: bool) -> tuple[Assignment, ...]:
         """Return the assignments: what is stale under a new epoch, what was lost without a node."""
         found: list[Assignment] = []
         epoch = self._status.epoch + 1
@@ -205,7 +225,8 @@ class _View:
                 if pod is not None:
                     found.append(entry)
             elif key not in self.stale:
-                found.append(replace(entry, uid=pod.uid) if pod is not None else entry)
+                uid = pod.uid if pod is not None and takes_uids else entry.uid
+                found.append(replace(entry, uid=uid))
             elif not role.is_placed:
                 found.append(self._unplaced(key, epoch))
             elif (
@@ -254,13 +275,7 @@ def _to_create(
         for pod in observed.pods.values()
         if not pod.has_ended and pod.node not in observed.lost_nodes
     }
-    pods = _pods(observed, assignments)
-    servers_ready = all(
-        is_fine(pods.get(key), role)
-        for key, role in wanted.items()
-        # Those that have no node yet are more than there were: what is there serves without them.
-        if role.kind not in _CLIENT_KINDS and key in pods
-    )
+    servers_ready = _servers_ready(observed, wanted, assignments)
     return tuple(
         entry
         for entry in assignments
@@ -270,6 +285,18 @@ def _to_create(
         and (entry.role, entry.index) not in taken
         and (entry.role, entry.index) in wanted
         and (servers_ready or wanted[entry.role, entry.index].kind not in _CLIENT_KINDS)
+    )
+
+
+def _servers_ready(
+    observed: Observed, wanted: _Wanted, assignments: tuple[Assignment, ...]
+) -> bool:
+    pods = _pods(observed, assignments)
+    return all(
+        is_fine(pods.get(key), role)
+        for key, role in wanted.items()
+        # Those that have no node yet are more than there were: what is there serves without them.
+        if role.kind not in _CLIENT_KINDS and key in pods
     )
 
 
@@ -328,11 +355,9 @@ def _not_ready(
         if role is None or is_fine(pod, role):
             continue
         where = f" on node {entry.node}" if entry.node else ""
-        if pod is None:
-            found.append(f"{entry.role} {entry.index} is about to be started{where}")
-            continue
-        what = "is being replaced" if pod.is_deleting or pod.has_ended else "is not ready"
-        problem = f": {pod.problem}" if pod.problem else ""
+        is_going = pod is not None and (pod.is_deleting or pod.has_ended)
+        what = "is being replaced" if is_going else "is not ready"
+        problem = f": {pod.problem}" if pod is not None and pod.problem else ""
         found.append(f"{entry.role} {entry.index}{where} {what}{problem}")
     return found
 

@@ -10,7 +10,9 @@ from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import pod_name
 from tinsmith_jobs.plan.actions import Event
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import Job, Observed, Pool
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
+from tinsmith_jobs.spec import Reaction
 from tinsmith_jobs.status import Assignment, Placement, Status
 
 
@@ -18,7 +20,7 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
     """Return the status of a job that was given nodes, or needs none: it begins to hold them.
 
     Pods without a chosen node get their names here too. Replacements for lost pods join what the
-    job holds.
+    job holds. A job that begins says at once which pods it waits for.
     """
     spec, status = job.spec, job.status
     if spec is None:
@@ -42,6 +44,8 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
     message = f"nodes were given to {len(placed)} of its pods" if placed else "no pod needs a node"
     status = replace(
         status,
+        observed_generation=status.observed_generation or job.generation,
+        queued_time=status.queued_time or now,
         epoch=epoch,
         assignments=(*status.assignments, *added),
         phase=Phase.STARTING if is_first else Phase.RESTARTING,
@@ -50,7 +54,32 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
         waiting_for="",
         accepted_spec=job.spec_text,
     )
-    return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+    status = status.with_condition(
+        conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now
+    )
+    if not is_first:
+        return status
+    kept = maintain_pods(
+        job.key.name, spec.roles, status, Observed(), react=lambda _: Reaction.RESTART_ROLE
+    )
+    status = replace(with_pods(status, job.key, kept), waiting_for=waits_for(kept))
+    return with_not_ready(status, kept, now)
+
+
+def is_start(status: Status) -> bool:
+    """Return whether a job starts and no pod of it has had a client yet."""
+    return status.phase is Phase.STARTING and not any(entry.uid for entry in status.assignments)
+
+
+def waits_for(kept: PodMaintenance) -> str:
+    """Return what a job with nodes for all of its pods waits for; the condition has the rest."""
+    return "; ".join(kept.not_ready[:3])
+
+
+def with_not_ready(status: Status, kept: PodMaintenance, now: datetime.datetime) -> Status:
+    """Return a status whose condition says which pods are not ready."""
+    message = "; ".join(kept.not_ready) or "pods wait for nodes"
+    return status.with_condition(conditions.READY, False, conditions.PODS_NOT_READY, message, now)
 
 
 def assign_pool_nodes(
@@ -74,6 +103,21 @@ def assign_pool_nodes(
     )
     message = f"{len(status.assignments)} replicas have nodes"
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def is_fresh(job: Job) -> bool:
+    """Return whether nothing of a job was stored yet, but what a new leader stores."""
+    return job.status == Status(fencing_token=job.status.fencing_token)
+
+
+def queued(status: Status, now: datetime.datetime) -> Status:
+    """Return the status of a job that waits for nodes from now on, or has waited already."""
+    if status.phase is Phase.QUEUED:
+        return status
+    status = replace(status, phase=Phase.QUEUED, queued_time=status.queued_time or now)
+    return status.with_condition(
+        conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", now
+    )
 
 
 def wait_for_nodes(

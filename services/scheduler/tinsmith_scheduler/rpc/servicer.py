@@ -85,6 +85,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         project = parse_name(ProjectName, request.parent, "parent").project
         caller = _caller_of_project(project)
         workers, reach = self._domain.workers, _reach_of(caller)
+        if reach is None and request.HasField("pool"):
+            # Another pool may serve another model of the same name.
+            reach = Reach(project, request.pool)
         # A pod acts for many projects, which it spreads as if they were its callers.
         spread = project if caller.is_pod else caller.key_id
         offers = workers.offers(await self._domain.runs.count_by_worker(), reach)

@@ -59,6 +59,12 @@ class Observer:
             KeyboardInterrupt: If the recipe is to save and stop.
         """
 
+    def playing(self, num_done: int, num_steps: int) -> None:
+        """Note that what is played goes on, behind so many steps; called for each answer.
+
+        It is called in the client's own thread, and must not block.
+        """
+
     def saved(self, state: SavedState) -> None:
         """Note a save, once the state file names it."""
 

@@ -113,6 +113,16 @@ def parse_address(data: str) -> HubAddress:
     return address
 
 
+def is_of_hub(data: str) -> bool:
+    """Return whether data is a good address of a set of the hub, and of no folder."""
+    if not data.startswith(HUB):
+        return False
+    try:
+        return not parse_address(data).is_folder
+    except ConfigurationError:
+        return False
+
+
 def data_name(data: str) -> str:
     """Return what data is called in titles and names of folders."""
     return Path(data.partition("?")[0] if data.startswith(HUB) else data).name
