@@ -29,7 +29,7 @@ def obstacle_of(
     there is not. Their author then mends all of it at once.
     """
     item = record.item
-    found = list(_missing(item, stores))
+    found = list(_missing(record, stores))
     if not found or item.spec is None:
         return ""
     scheduling = item.spec.scheduling
@@ -47,9 +47,12 @@ def obstacle_of(
     return "; ".join(dict.fromkeys(found))
 
 
-def _missing(item: Job | Pool, stores: Caches) -> Iterator[str]:
+def _missing(record: WorkloadRecord, stores: Caches) -> Iterator[str]:
+    item = record.item
     if item.spec is None:
         return
+    if stores.kueue is not None and (waiting := stores.kueue.obstacle_of(record)):
+        yield waiting
     name = item.spec.scheduling.priority_class
     if name and name not in stores.priorities():
         yield f"waits for the PriorityClass {name}, which does not exist"

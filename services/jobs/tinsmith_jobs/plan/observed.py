@@ -114,6 +114,8 @@ class Observed:
         missing: A server outside the workload that it needs and that is not there; one sentence.
             Unlike an obstacle, it counts against the startup deadline.
         rejection: Why the cluster will never take one of its pods; one sentence.
+        queue_wait: What it waits for in another system's queue, which suspends and resumes it; one
+            sentence. Empty if its author alone does, or if the queue lets it run.
     """
 
     pods: Mapping[str, PodView] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Observed:
     obstacle: str = ""
     missing: str = ""
     rejection: str = ""
+    queue_wait: str = ""
 
 
 @dataclass(frozen=True, slots=True)

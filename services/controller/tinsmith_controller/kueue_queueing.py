@@ -1,0 +1,295 @@
+"""Has jobs wait in the queues of Kueue: one Workload for each, which says when its job may run.
+
+Each look makes one write at most, under the version or uid that was decided from. So a process may
+be killed between any two, and a write that arrives late changes nothing that was decided since.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from tinsmith_controller.kube.api_client import JOBS, WORKLOADS, ApiError, Cluster
+from tinsmith_controller.kube.leader_election import LeaderElection
+from tinsmith_controller.kueue.decision import Action, QueuedJob, WorkloadView, decide
+from tinsmith_controller.kueue.names import pod_set_names
+from tinsmith_controller.kueue.workload_form import (
+    QueuePriority,
+    make_workload,
+    updated_workload,
+)
+from tinsmith_controller.kueue.workload_record import KueueWorkload, usage_of
+from tinsmith_controller.kueue.workload_status import finished, released, reported
+from tinsmith_controller.objects.caches import Caches
+from tinsmith_controller.objects.conversion import WorkloadRecord
+from tinsmith_controller.objects.events import EventRecorder
+from tinsmith_controller.objects.kueue_caches import KueueCaches
+from tinsmith_controller.owned_objects import RetryLaterError, is_owned_by
+from tinsmith_controller.pods.deployment import Deployment
+from tinsmith_controller.pods.pod_manifests import resources_of
+from tinsmith_jobs import conditions
+from tinsmith_jobs.conditions import ENDED, Phase
+from tinsmith_jobs.naming import TEMPLATE_ANNOTATION
+from tinsmith_jobs.plan.actions import Event
+from tinsmith_jobs.plan.observed import Job, PodPhase, PodView
+from tinsmith_jobs.spec import WORKER, JobSpec
+
+
+class KueueQueueing:
+    """Makes Workloads of jobs, and suspends and resumes jobs as Kueue says.
+
+    Args:
+        cluster: The API server.
+        stores: Copies of its objects.
+        election: Says whether this replica may act.
+        events: Writes events.
+        deployment: With what pods request by default.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stores: Caches,
+        election: LeaderElection,
+        events: EventRecorder,
+        deployment: Deployment,
+    ) -> None:
+        self._cluster = cluster
+        self._stores = stores
+        self._election = election
+        self._events = events
+        self._deployment = deployment
+
+    def waiting_of(self, record: WorkloadRecord) -> str:
+        """Return what a job waits for in its queue, in one sentence; empty if it is admitted."""
+        kueue = self._stores.kueue
+        if kueue is None or not isinstance(record.item, Job):
+            return ""
+        waiting = kueue.waiting_of(record)
+        is_new = kueue.is_synced and kueue.workload_of(record.item.uid) is None
+        missing = self._missing_class(record, kueue) if waiting and is_new else ""
+        return missing or waiting
+
+    def follow(
+        self, record: WorkloadRecord, pods: Mapping[str, PodView], now: datetime.datetime
+    ) -> bool:
+        """Do the next write that a job and its Workload need; return whether the job was changed.
+
+        Args:
+            record: The job, as it is written.
+            pods: Its pods by name.
+            now: The time.
+
+        Raises:
+            ApiError: If a request failed; a conflict means that its object was changed meanwhile.
+            RetryLaterError: If the cluster refuses a Workload; the text says why.
+            NotLeaderError: If this replica may not act any more.
+        """
+        kueue, job = self._stores.kueue, record.item
+        if kueue is None or not kueue.is_synced or not isinstance(job, Job) or job.is_deleting:
+            return False
+        workload = kueue.workload_of(job.uid)
+        if not record.queue and workload is None:
+            return False
+        desired = self._desired(record, kueue)
+        if desired is None and record.queue and job.status.phase not in ENDED:
+            return False
+        action = decide(_view_of(record, job, pods), _compared(workload, desired))
+        return self._act(action, record, workload, desired, pods, now)
+
+    def _act(
+        self,
+        action: Action,
+        record: WorkloadRecord,
+        workload: KueueWorkload | None,
+        desired: dict[str, Any] | None,
+        pods: Mapping[str, PodView],
+        now: datetime.datetime,
+    ) -> bool:
+        job = record.item
+        if action in (Action.SUSPEND, Action.RESUME):
+            self._set_suspend(record, action is Action.SUSPEND)
+            if action is Action.RESUME:
+                told = Event(conditions.RESUMED, f"Kueue admitted the job to {record.queue}")
+                self._events.record(job.key, job.uid, told, now)
+            return True
+        if action is Action.CREATE and desired is not None:
+            self._create(record, desired)
+        if workload is None:
+            return False
+        if action is Action.UPDATE and desired is not None:
+            self._replace(updated_workload(workload.content, desired))
+        elif action is Action.DELETE:
+            self._election.require()
+            self._cluster.delete(WORKLOADS, job.key.namespace, workload.name, uid=workload.uid)
+        elif action is Action.RELEASE:
+            self._replace(released(workload, now), subresource="status")
+        elif action is Action.FINISH:
+            self._finish(record, workload, now)
+        elif action is Action.REPORT:
+            self._report(record, workload, pods, now)
+        return False
+
+    def _desired(self, record: WorkloadRecord, kueue: KueueCaches) -> dict[str, Any] | None:
+        """Return the Workload that a job is to have; None if that is not known or not allowed."""
+        job, spec = record.item, record.item.spec
+        if not isinstance(job, Job) or not isinstance(spec, JobSpec) or record.refusal:
+            return None
+        if not record.queue:
+            return None
+        if kueue.workload_of(job.uid) is None and self._missing_class(record, kueue):
+            # Suspended it can be, and queued once the class is there.
+            priority = QueuePriority()
+        else:
+            priority = self._priority(record, spec, kueue)
+        resources = {
+            role.name: resources_of(role, role.gpus, self._deployment) for role in spec.roles
+        }
+        return make_workload(job, spec, record.queue, priority, resources)
+
+    def _missing_class(self, record: WorkloadRecord, kueue: KueueCaches) -> str:
+        """Return which priority class of a job is not there, in one sentence."""
+        spec, name = record.item.spec, record.queue_priority
+        if name:
+            if name in kueue.priorities():
+                return ""
+            return f"waits for the WorkloadPriorityClass {name}, which does not exist"
+        name = spec.scheduling.priority_class if spec is not None else ""
+        if not name or name in self._stores.priorities():
+            return ""
+        return f"waits for the PriorityClass {name}, which does not exist"
+
+    def _priority(self, record: WorkloadRecord, spec: JobSpec, kueue: KueueCaches) -> QueuePriority:
+        """Return the priority of a job in its queue: its label's, else that of its pods."""
+        if record.queue_priority:
+            found = kueue.priorities().get(record.queue_priority)
+            return QueuePriority.of_workloads(found.name, found.value) if found else QueuePriority()
+        classes = self._stores.priorities()
+        name = spec.scheduling.priority_class or next(
+            (entry.name for entry in classes.values() if entry.is_default), ""
+        )
+        if name not in classes:
+            return QueuePriority()
+        return QueuePriority.of_pods(name, classes[name].value)
+
+    def _set_suspend(self, record: WorkloadRecord, is_suspended: bool) -> None:
+        key = record.item.key
+        self._election.require()
+        metadata = record.content["metadata"]
+        version = {name: metadata[name] for name in ("uid", "resourceVersion")}
+        body = {"metadata": version, "spec": {"suspend": is_suspended}}
+        answer = self._cluster.patch(JOBS, key.namespace, key.name, body)
+        self._stores.note(JOBS, answer)
+
+    def _create(self, record: WorkloadRecord, desired: dict[str, Any]) -> None:
+        kueue, job = self._stores.kueue, record.item
+        assert kueue is not None
+        if self._missing_class(record, kueue):
+            return
+        self._election.require()
+        name, namespace = desired["metadata"]["name"], job.key.namespace
+        try:
+            found = self._cluster.create(WORKLOADS, namespace, desired)
+        except ApiError as error:
+            if not error.already_exists:
+                raise _explained(error, name) from error
+            found = self._cluster.get(WORKLOADS, namespace, name)
+            if not is_owned_by(job, found):
+                told = f"waits for the Workload {name} to be deleted, which another job has"
+                raise RetryLaterError(told) from error
+        kueue.note(found)
+
+    def _finish(
+        self, record: WorkloadRecord, workload: KueueWorkload, now: datetime.datetime
+    ) -> None:
+        status = record.item.status
+        end = status.condition(conditions.COMPLETE) or status.condition(conditions.FAILED)
+        body = finished(
+            workload,
+            has_succeeded=status.phase is Phase.SUCCEEDED,
+            message=end.message if end is not None else "",
+            now=now,
+        )
+        self._replace(body, subresource="status")
+
+    def _report(
+        self,
+        record: WorkloadRecord,
+        workload: KueueWorkload,
+        pods: Mapping[str, PodView],
+        now: datetime.datetime,
+    ) -> None:
+        job, spec = record.item, record.item.spec
+        names = pod_set_names(spec.roles) if spec is not None else {}
+        # Of all roles, only players are done before their job is.
+        kinds = {role.name: role.kind for role in spec.roles} if spec is not None else {}
+        done: dict[str, int] = {}
+        for pod in pods.values():
+            if kinds.get(pod.role) == WORKER and pod.phase is PodPhase.SUCCEEDED:
+                pod_set = names[pod.role]
+                count, _ = workload.pod_sets.get(pod_set, (0, ()))
+                done[pod_set] = min(count, done.get(pod_set, 0) + 1)
+        is_ready = job.status.phase is Phase.RUNNING
+        body = reported(workload, is_ready=is_ready, done=done, now=now)
+        if body is not None:
+            self._replace(body, subresource="status")
+
+    def _replace(self, body: dict[str, Any], *, subresource: str = "") -> None:
+        kueue, metadata = self._stores.kueue, body["metadata"]
+        assert kueue is not None
+        self._election.require()
+        try:
+            answer = self._cluster.replace(
+                WORKLOADS, metadata["namespace"], body, subresource=subresource
+            )
+        except ApiError as error:
+            raise _explained(error, metadata["name"]) from error
+        kueue.note(answer)
+
+
+def _explained(error: ApiError, name: str) -> Exception:
+    """Return what to raise for a write of a Workload that failed."""
+    if error.is_invalid or error.is_forbidden:
+        return RetryLaterError(f"the cluster refuses the Workload {name}: {error.message}")
+    return error
+
+
+def _view_of(record: WorkloadRecord, job: Job, pods: Mapping[str, PodView]) -> QueuedJob:
+    runs = any(not pod.has_ended and not pod.is_deleting for pod in pods.values())
+    spec = job.spec
+    return QueuedJob(
+        has_queue=bool(record.queue),
+        is_suspended=spec is not None and spec.suspend,
+        is_cancelled=spec is not None and spec.cancel,
+        has_ended=job.status.phase in ENDED,
+        is_active=bool(job.status.assignments) or runs,
+    )
+
+
+def _compared(
+    workload: KueueWorkload | None, desired: Mapping[str, Any] | None
+) -> WorkloadView | None:
+    if workload is None:
+        return None
+    counts_right = is_current = has_priority = True
+    if desired is not None:
+        spec, content = desired["spec"], workload.content.get("spec") or {}
+        counts_right = (workload.queue, workload.pod_sets) == (spec["queueName"], usage_of(spec))
+        is_current = counts_right and workload.form == _form_of(desired)
+        fields = ("priority", "priorityClassRef")
+        has_priority = all(content.get(name) == spec.get(name) for name in fields)
+    return WorkloadView(
+        is_deleting=workload.is_deleting,
+        has_quota=workload.has_quota,
+        is_admitted=workload.is_admitted,
+        is_evicted=workload.is_evicted,
+        is_finished=workload.is_finished,
+        counts_right=counts_right,
+        is_current=is_current,
+        has_priority=has_priority,
+    )
+
+
+def _form_of(desired: Mapping[str, Any]) -> str:
+    return str(desired["metadata"]["annotations"][TEMPLATE_ANNOTATION])
