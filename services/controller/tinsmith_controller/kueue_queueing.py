@@ -124,7 +124,7 @@ class KueueQueueing:
             self._election.require()
             self._cluster.delete(WORKLOADS, job.key.namespace, workload.name, uid=workload.uid)
         elif action is Action.RELEASE:
-            self._replace(released(workload, now), subresource="status")
+            self._replace_status(released(workload, now))
         elif action is Action.FINISH:
             self._finish(record, workload, now)
         elif action is Action.REPORT:
@@ -198,7 +198,7 @@ class KueueQueueing:
             if not is_owned_by(job, found):
                 told = f"waits for the Workload {name} to be deleted, which another job has"
                 raise RetryLaterError(told) from error
-        kueue.note(found)
+        self._note(found)
 
     def _finish(
         self, record: WorkloadRecord, workload: KueueWorkload, now: datetime.datetime
@@ -211,7 +211,7 @@ class KueueQueueing:
             message=end.message if end is not None else "",
             now=now,
         )
-        self._replace(body, subresource="status")
+        self._replace_status(body)
 
     def _report(
         self,
@@ -233,19 +233,27 @@ class KueueQueueing:
         is_ready = job.status.phase is Phase.RUNNING
         body = reported(workload, is_ready=is_ready, done=done, now=now)
         if body is not None:
-            self._replace(body, subresource="status")
+            self._replace_status(body)
 
-    def _replace(self, body: dict[str, Any], *, subresource: str = "") -> None:
-        kueue, metadata = self._stores.kueue, body["metadata"]
-        assert kueue is not None
+    def _replace(self, body: dict[str, Any]) -> None:
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         self._election.require()
         try:
-            answer = self._cluster.replace(
-                WORKLOADS, metadata["namespace"], body, subresource=subresource
-            )
+            self._note(self._cluster.replace(WORKLOADS, namespace, body))
         except ApiError as error:
-            raise _explained(error, metadata["name"]) from error
-        kueue.note(answer)
+            raise _explained(error, name) from error
+
+    def _replace_status(self, body: dict[str, Any]) -> None:
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        self._election.require()
+        try:
+            self._note(self._cluster.replace(WORKLOADS, namespace, body, subresource="status"))
+        except ApiError as error:
+            raise _explained(error, name) from error
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        if self._stores.kueue is not None:
+            self._stores.kueue.note(answer)
 
 
 def _explained(error: ApiError, name: str) -> Exception:
