@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.fakes.kueue_admitter import FakeQueue, KueueAdmitter
@@ -44,19 +46,15 @@ class KueueCluster:
         self.admitter = KueueAdmitter({QUEUE: queue}, self.flavors, self.world.now)
         self.process = self.start()
 
-    def start(self, fault: Fault = lambda method, plural, name: "") -> Process:
+    def start(
+        self, fault: Fault = lambda method, plural, name: "", *, queues: Path | None = None
+    ) -> Process:
         """Begin with another process."""
-        deployment = DEPLOYMENT.__class__(
-            **{
-                name: getattr(DEPLOYMENT, name)
-                for name in DEPLOYMENT.__slots__
-                if name != "author_policy"
-            },
-            author_policy=AuthorPolicy(has_kueue=True),
-        )
+        deployment = replace(DEPLOYMENT, author_policy=AuthorPolicy(has_kueue=True))
         self.process = Process(
             self.world,
             Connection(self.world, fault),
+            queues=queues,
             check=functools.partial(refusal_of, deployment),
             has_kueue=True,
         )

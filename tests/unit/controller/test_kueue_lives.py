@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.kueue_admitter import condition_of, is_true
-from tests.unit.controller.cluster_in_memory import GPU, NAMESPACE
+from tests.unit.controller.cluster_in_memory import GPU, NAMESPACE, SMALL, ApiError
 from tests.unit.controller.kueue_in_memory import (
     NODE_LABEL,
     QUEUE,
@@ -99,7 +100,8 @@ def the_end(cluster: KueueCluster) -> dict[str, Any]:
     }
 
 
-def test_a_process_that_is_killed_before_any_write_comes_to_the_same_end() -> None:
+@pytest.mark.parametrize("first", range(1, 5))
+def test_a_process_that_is_killed_before_any_write_comes_to_the_same_end(first: int) -> None:
     cluster = KueueCluster()
     cluster.submit("a", gpus=8)
     live(cluster)
@@ -107,7 +109,7 @@ def test_a_process_that_is_killed_before_any_write_comes_to_the_same_end() -> No
     assert wanted["phase"] == "Succeeded"
     assert 20 < num_writes < MAX_WRITES_OF_A_LIFE
 
-    for last in range(1, num_writes + 1):
+    for last in range(first, num_writes + 1, 4):
         cluster = KueueCluster()
         left = [last]
 
@@ -127,6 +129,59 @@ def test_a_process_that_is_killed_before_any_write_comes_to_the_same_end() -> No
             else:
                 break
         assert the_end(cluster) == wanted, f"killed before write {last}"
+
+
+@pytest.mark.parametrize("fault", ["request", "answer"])
+def test_a_write_that_is_lost_or_not_answered_comes_to_the_same_end(fault: str) -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=8)
+    live(cluster)
+    wanted, num_writes = the_end(cluster), cluster.process.connection.num_writes
+
+    for last in range(1, num_writes + 1):
+        cluster = KueueCluster()
+        left = [last]
+
+        def lose(method: str, plural: str, name: str, left: list[int] = left) -> str:
+            left[0] -= method != "GET"
+            return fault if left[0] == 0 and method != "GET" else ""
+
+        cluster.start(lose)
+        cluster.submit("a", gpus=8)
+        while True:
+            try:
+                live(cluster)
+            except ApiError:
+                continue
+            break
+        assert the_end(cluster) == wanted, f"{fault} of write {last}"
+
+
+@pytest.mark.parametrize("what", ["PATCH trainingjobs", "PUT workloads", "POST workloads"])
+def test_a_write_that_arrives_late_undoes_nothing(what: str) -> None:
+    cluster = KueueCluster()
+    held: list[str] = []
+
+    def hold(method: str, plural: str, name: str) -> str:
+        if f"{method} {plural}" != what or held:
+            return ""
+        held.append(name)
+        return "late"
+
+    cluster.start(hold)
+    cluster.submit("a", gpus=8)
+    late = cluster.process.connection
+    while True:
+        try:
+            live(cluster)
+        except ApiError:
+            continue
+        break
+    wanted = the_end(cluster)
+    assert wanted["phase"] == "Succeeded"
+    late.land()
+    cluster.settle()
+    assert the_end(cluster) == wanted
 
 
 def test_the_queue_admits_one_of_two_jobs_and_then_the_other() -> None:
@@ -230,6 +285,67 @@ def test_a_job_without_its_label_any_more_leaves_its_queue() -> None:
     cluster.settle()
     assert not cluster.workloads("a")
     assert cluster.status("a")["waitingFor"] == "suspended; set spec.suspend to false to go on"
+
+
+def test_a_failed_job_that_is_tried_again_is_queued_again() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=8)
+    cluster.world.edit("trainingjobs", "a", activeDeadlineSeconds=60)
+    cluster.settle()
+    first = cluster.workload("a")["metadata"]["uid"]
+    cluster.world.now_s += 100
+    cluster.settle()
+    ended = cluster.status("a")
+    assert ended["phase"] == "Failed"
+    assert condition_of(cluster.workload("a"), "Finished")["reason"] == "Failed"
+
+    body = cluster.world.get("trainingjobs", NAMESPACE, "a")
+    body["metadata"]["annotations"] = {"tinsmith.dev/retry": ended["completionTime"]}
+    cluster.world.store("trainingjobs", NAMESPACE, body)
+    cluster.settle(24)
+    assert cluster.workload("a")["metadata"]["uid"] != first
+    assert cluster.status("a")["phase"] == "Running"
+
+
+def test_players_that_are_done_give_their_quota_back() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=1)
+    worker = {"replicas": 2, "template": {"command": ["play"]}, "resources": SMALL}
+    roles = cluster.world.get("trainingjobs", NAMESPACE, "a")["spec"]["roles"]
+    agents = [{"name": "red", "worker": worker}]
+    cluster.world.edit("trainingjobs", "a", roles={**roles, "agents": agents})
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Running"
+    for pod in cluster.world.of("pods"):
+        if pod["metadata"]["name"].startswith("a-red-worker-0-"):
+            cluster.world.succeed(pod)
+    cluster.settle()
+    status = cluster.workload("a")["status"]
+    assert status["reclaimablePods"] == [{"name": "red-worker", "count": 1}]
+    assert condition_of(cluster.workload("a"), "PodsReady")["status"] == "True"
+
+
+def test_a_pod_that_is_replaced_is_told_as_a_recovery() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=1)
+    cluster.settle()
+    [trainer] = [each for each in cluster.world.of("pods") if "trainer" in each["metadata"]["name"]]
+    cluster.world.delete("pods", NAMESPACE, trainer["metadata"]["name"])
+    told = []
+    for _ in range(12):
+        cluster.settle(1)
+        told.append(condition_of(cluster.workload("a"), "PodsReady")["reason"])
+    assert list(dict.fromkeys(told)) == ["Started", "WaitForRecovery", "Recovered"]
+
+
+def test_tinsmiths_own_queues_do_not_count(tmp_path: Path) -> None:
+    queues = tmp_path / "queues.toml"
+    queues.write_text("[queues.default]\n")
+    cluster = KueueCluster()
+    cluster.start(queues=queues)
+    cluster.submit("a", gpus=8, queueName="nobody-has-this")
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Running"
 
 
 def test_a_cancelled_job_is_finished_for_kueue() -> None:

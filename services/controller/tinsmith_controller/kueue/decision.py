@@ -1,7 +1,7 @@
 """What to do about a job and its Workload: a pure function of the two, in the order of the rules.
 
-The order is that of Kueue's own integrations. A job without an admission is suspended before
-anything else is done, and quota is given back only when nothing of the job runs any more.
+The order is that of Kueue's own integrations. A job without an admission is suspended first. Quota
+is given back only when nothing of the job runs any more.
 """
 
 from __future__ import annotations
