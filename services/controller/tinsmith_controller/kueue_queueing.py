@@ -7,6 +7,7 @@ be killed between any two, and a write that arrives late changes nothing that wa
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from tinsmith_controller.kube.api_client import JOBS, WORKLOADS, ApiError, Clust
 from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.kueue.decision import Action, QueuedJob, WorkloadView, decide
 from tinsmith_controller.kueue.names import pod_set_names
+from tinsmith_controller.kueue.waiting import NOT_SERVED
 from tinsmith_controller.kueue.workload_form import (
     QueuePriority,
     make_workload,
@@ -32,8 +34,10 @@ from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import ENDED, Phase
 from tinsmith_jobs.naming import TEMPLATE_ANNOTATION
 from tinsmith_jobs.plan.actions import Event
-from tinsmith_jobs.plan.observed import Job, PodPhase, PodView
+from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
 from tinsmith_jobs.spec import WORKER, JobSpec
+
+logger = logging.getLogger(__name__)
 
 
 class KueueQueueing:
@@ -192,6 +196,8 @@ class KueueQueueing:
         try:
             found = self._cluster.create(WORKLOADS, namespace, desired)
         except ApiError as error:
+            if error.is_not_found:
+                raise RetryLaterError(NOT_SERVED) from error
             if not error.already_exists:
                 raise _explained(error, name) from error
             found = self._cluster.get(WORKLOADS, namespace, name)
@@ -211,7 +217,7 @@ class KueueQueueing:
             message=end.message if end is not None else "",
             now=now,
         )
-        self._replace_status(body)
+        self._tell(record.item, body)
 
     def _report(
         self,
@@ -233,7 +239,7 @@ class KueueQueueing:
         is_ready = job.status.phase is Phase.RUNNING
         body = reported(workload, is_ready=is_ready, done=done, now=now)
         if body is not None:
-            self._replace_status(body)
+            self._tell(job, body)
 
     def _replace(self, body: dict[str, Any]) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
@@ -242,6 +248,20 @@ class KueueQueueing:
             self._note(self._cluster.replace(WORKLOADS, namespace, body))
         except ApiError as error:
             raise _explained(error, name) from error
+
+    def _tell(self, job: Job | Pool, body: dict[str, Any]) -> None:
+        """Write what Kueue is to know and the job does not depend on; a later look tries again.
+
+        Kueue's webhooks may be down, and pods are replaced all the same.
+        """
+        try:
+            self._replace_status(body)
+        except (ApiError, RetryLaterError) as error:
+            if isinstance(error, ApiError) and error.is_conflict:
+                raise
+            logger.warning(
+                "Kueue not told", extra={"workload": str(job.key), "problem": str(error)}
+            )
 
     def _replace_status(self, body: dict[str, Any]) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]

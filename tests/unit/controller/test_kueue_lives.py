@@ -338,6 +338,26 @@ def test_a_pod_that_is_replaced_is_told_as_a_recovery() -> None:
     assert list(dict.fromkeys(told)) == ["Started", "WaitForRecovery", "Recovered"]
 
 
+def test_a_running_job_does_not_wait_for_kueue_to_hear_of_it() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=1)
+    cluster.settle()
+    # As while the webhooks of Kueue are down.
+    cluster.start(lambda method, plural, name: "request" if plural == "workloads" else "")
+    [trainer] = [each for each in cluster.world.of("pods") if "trainer" in each["metadata"]["name"]]
+    cluster.world.delete("pods", NAMESPACE, trainer["metadata"]["name"])
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Running"
+    cluster.end("a")
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Succeeded"
+    assert not condition_of(cluster.workload("a"), "Finished")
+
+    cluster.start()
+    cluster.settle()
+    assert condition_of(cluster.workload("a"), "Finished")["reason"] == "Succeeded"
+
+
 def test_tinsmiths_own_queues_do_not_count(tmp_path: Path) -> None:
     queues = tmp_path / "queues.toml"
     queues.write_text("[queues.default]\n")

@@ -9,7 +9,7 @@ NOT_SERVED = (
     "waits for Kueue, whose resources this cluster does not serve: install Kueue 0.15 or later, or "
     "set controller.settings.kueue to false"
 )
-NOT_READ = "waits for Kueue, whose resources could not be read yet"
+NOT_READ = "waits for Kueue, whose resources cannot be read: the log of the controller says why"
 
 
 def waiting_sentence(queue: str, workload: KueueWorkload | None) -> str:
