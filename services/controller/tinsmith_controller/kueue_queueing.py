@@ -142,11 +142,7 @@ class KueueQueueing:
             return None
         if not record.queue:
             return None
-        if kueue.workload_of(job.uid) is None and self._missing_class(record, kueue):
-            # Suspended it can be, and queued once the class is there.
-            priority = QueuePriority()
-        else:
-            priority = self._priority(record, spec, kueue)
+        priority = self._priority(record, spec, kueue)
         resources = {
             role.name: resources_of(role, role.gpus, self._deployment) for role in spec.roles
         }
@@ -165,17 +161,23 @@ class KueueQueueing:
         return f"waits for the PriorityClass {name}, which does not exist"
 
     def _priority(self, record: WorkloadRecord, spec: JobSpec, kueue: KueueCaches) -> QueuePriority:
-        """Return the priority of a job in its queue: its label's, else that of its pods."""
-        if record.queue_priority:
-            found = kueue.priorities().get(record.queue_priority)
-            return QueuePriority.of_workloads(found.name, found.value) if found else QueuePriority()
-        classes = self._stores.priorities()
-        name = spec.scheduling.priority_class or next(
-            (entry.name for entry in classes.values() if entry.is_default), ""
-        )
-        if name not in classes:
-            return QueuePriority()
-        return QueuePriority.of_pods(name, classes[name].value)
+        """Return the priority of a job in its queue: its label's, else that of its pods.
+
+        Where its class is not there, that of the Workload stays.
+        """
+        name = record.queue_priority
+        if name:
+            found = kueue.priorities().get(name)
+            if found is not None:
+                return QueuePriority.of_workloads(name, found.value)
+        else:
+            classes = self._stores.priorities()
+            default = next((entry.name for entry in classes.values() if entry.is_default), "")
+            name = spec.scheduling.priority_class or default
+            if name in classes:
+                return QueuePriority.of_pods(name, classes[name].value)
+        workload = kueue.workload_of(record.item.uid) if name else None
+        return QueuePriority.read(workload.content) if workload else QueuePriority()
 
     def _set_suspend(self, record: WorkloadRecord, is_suspended: bool) -> None:
         key = record.item.key

@@ -48,6 +48,14 @@ class QueuePriority:
         """Return that of a WorkloadPriorityClass."""
         return cls(value, KUEUE_GROUP, "WorkloadPriorityClass", name)
 
+    @classmethod
+    def read(cls, workload: Mapping[str, Any]) -> QueuePriority:
+        """Return that of a Workload."""
+        spec = workload.get("spec") or {}
+        reference = spec.get("priorityClassRef") or {}
+        parts = (str(reference.get(name) or "") for name in ("group", "kind", "name"))
+        return cls(int(spec.get("priority") or 0), *parts)
+
     def in_a_workload(self) -> dict[str, Any]:
         """Return the fields of a Workload's spec."""
         fields: dict[str, Any] = {"priority": self.value}
