@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tinsmith_controller.kube.api_client import JOBS, WORKLOADS, ApiError, Cluster
@@ -38,6 +39,21 @@ from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
 from tinsmith_jobs.spec import WORKER, JobSpec
 
 logger = logging.getLogger(__name__)
+
+_TELL_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What came of one look at a job and its Workload.
+
+    Attributes:
+        is_changed: Whether the job was suspended or resumed; its new version is looked at next.
+        again_s: When to look again though nothing happens; None if there is no need.
+    """
+
+    is_changed: bool = False
+    again_s: float | None = None
 
 
 class KueueQueueing:
@@ -77,8 +93,8 @@ class KueueQueueing:
 
     def follow(
         self, record: WorkloadRecord, pods: Mapping[str, PodView], now: datetime.datetime
-    ) -> bool:
-        """Do the next write that a job and its Workload need; return whether the job was changed.
+    ) -> Followed:
+        """Do the next write that a job and its Workload need.
 
         Args:
             record: The job, as it is written.
@@ -92,13 +108,13 @@ class KueueQueueing:
         """
         kueue, job = self._stores.kueue, record.item
         if kueue is None or not kueue.is_synced or not isinstance(job, Job) or job.is_deleting:
-            return False
+            return Followed()
         workload = kueue.workload_of(job.uid)
         if not record.queue and workload is None:
-            return False
+            return Followed()
         desired = self._desired(record, kueue)
         if desired is None and record.queue and job.status.phase not in ENDED:
-            return False
+            return Followed()
         action = decide(_view_of(record, job, pods), _compared(workload, desired))
         return self._act(action, record, workload, desired, pods, now)
 
@@ -110,18 +126,22 @@ class KueueQueueing:
         desired: dict[str, Any] | None,
         pods: Mapping[str, PodView],
         now: datetime.datetime,
-    ) -> bool:
+    ) -> Followed:
         job = record.item
         if action in (Action.SUSPEND, Action.RESUME):
             self._set_suspend(record, action is Action.SUSPEND)
             if action is Action.RESUME:
                 told = Event(conditions.RESUMED, f"Kueue admitted the job to {record.queue}")
                 self._events.record(job.key, job.uid, told, now)
-            return True
+            return Followed(is_changed=True)
         if action is Action.CREATE and desired is not None:
             self._create(record, desired)
         if workload is None:
-            return False
+            return Followed()
+        if action is Action.FINISH:
+            return self._finish(record, workload, now)
+        if action is Action.REPORT:
+            return self._report(record, workload, pods, now)
         if action is Action.UPDATE and desired is not None:
             self._replace(updated_workload(workload.content, desired))
         elif action is Action.DELETE:
@@ -129,11 +149,7 @@ class KueueQueueing:
             self._cluster.delete(WORKLOADS, job.key.namespace, workload.name, uid=workload.uid)
         elif action is Action.RELEASE:
             self._replace_status(released(workload, now))
-        elif action is Action.FINISH:
-            self._finish(record, workload, now)
-        elif action is Action.REPORT:
-            self._report(record, workload, pods, now)
-        return False
+        return Followed()
 
     def _desired(self, record: WorkloadRecord, kueue: KueueCaches) -> dict[str, Any] | None:
         """Return the Workload that a job is to have; None if that is not known or not allowed."""
@@ -210,7 +226,7 @@ class KueueQueueing:
 
     def _finish(
         self, record: WorkloadRecord, workload: KueueWorkload, now: datetime.datetime
-    ) -> None:
+    ) -> Followed:
         status = record.item.status
         end = status.condition(conditions.COMPLETE) or status.condition(conditions.FAILED)
         body = finished(
@@ -219,7 +235,7 @@ class KueueQueueing:
             message=end.message if end is not None else "",
             now=now,
         )
-        self._tell(record.item, body)
+        return self._tell(record.item, body)
 
     def _report(
         self,
@@ -227,7 +243,7 @@ class KueueQueueing:
         workload: KueueWorkload,
         pods: Mapping[str, PodView],
         now: datetime.datetime,
-    ) -> None:
+    ) -> Followed:
         job, spec = record.item, record.item.spec
         names = pod_set_names(spec.roles) if spec is not None else {}
         # Of all roles, only players are done before their job is.
@@ -240,8 +256,7 @@ class KueueQueueing:
                 done[pod_set] = min(count, done.get(pod_set, 0) + 1)
         is_ready = job.status.phase is Phase.RUNNING
         body = reported(workload, is_ready=is_ready, done=done, now=now)
-        if body is not None:
-            self._tell(job, body)
+        return Followed() if body is None else self._tell(job, body)
 
     def _replace(self, body: dict[str, Any]) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
@@ -251,7 +266,7 @@ class KueueQueueing:
         except ApiError as error:
             raise _explained(error, name) from error
 
-    def _tell(self, job: Job | Pool, body: dict[str, Any]) -> None:
+    def _tell(self, job: Job | Pool, body: dict[str, Any]) -> Followed:
         """Write what Kueue is to know and the job does not depend on; a later look tries again.
 
         Kueue's webhooks may be down, and pods are replaced all the same.
@@ -264,6 +279,8 @@ class KueueQueueing:
             logger.warning(
                 "Kueue not told", extra={"workload": str(job.key), "problem": str(error)}
             )
+            return Followed(again_s=_TELL_AGAIN_S)
+        return Followed()
 
     def _replace_status(self, body: dict[str, Any]) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]

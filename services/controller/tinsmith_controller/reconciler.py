@@ -134,7 +134,8 @@ class Reconciler:
         if needs_config_maps(item, pods):
             self._stores.refresh_config_maps(item, now)
         try:
-            if self._queueing.follow(written, pods, now):
+            followed = self._queueing.follow(written, pods, now)
+            if followed.is_changed:
                 return None
             observed = self._observe(record, pods, memory)
         except RetryLaterError as error:
@@ -148,6 +149,8 @@ class Reconciler:
         self._apply(record, plan, memory, now)
         if item.status.assigned_time is None and self._stores.config_maps.problems(item):
             return min(LOOK_AGAIN_S, plan.requeue_s or LOOK_AGAIN_S)
+        if followed.again_s is not None:
+            return min(followed.again_s, plan.requeue_s or followed.again_s)
         return plan.requeue_s
 
     def revoke_orphans(self) -> None:
