@@ -36,6 +36,7 @@ from tinsmith_jobs.conditions import ENDED, Phase
 from tinsmith_jobs.naming import TEMPLATE_ANNOTATION
 from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
+from tinsmith_jobs.quantities import GPU_RESOURCE
 from tinsmith_jobs.spec import WORKER, JobSpec
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class KueueQueueing:
         workload = kueue.workload_of(job.uid)
         if not record.queue and workload is None:
             return Followed()
-        desired = self._desired(record, kueue)
+        desired = self._desired(record, kueue, workload)
         if desired is None and record.queue and job.status.phase not in ENDED:
             return Followed()
         action = decide(_view_of(record, job, pods), _compared(workload, desired))
@@ -151,7 +152,9 @@ class KueueQueueing:
             self._replace_status(released(workload, now))
         return Followed()
 
-    def _desired(self, record: WorkloadRecord, kueue: KueueCaches) -> dict[str, Any] | None:
+    def _desired(
+        self, record: WorkloadRecord, kueue: KueueCaches, workload: KueueWorkload | None
+    ) -> dict[str, Any] | None:
         """Return the Workload that a job is to have; None if that is not known or not allowed."""
         job, spec = record.item, record.item.spec
         if not isinstance(job, Job) or not isinstance(spec, JobSpec) or record.refusal:
@@ -162,6 +165,8 @@ class KueueQueueing:
         resources = {
             role.name: resources_of(role, role.gpus, self._deployment) for role in spec.roles
         }
+        if workload is not None and not spec.suspend:
+            resources = _as_admitted(spec, resources, workload)
         return make_workload(job, spec, record.queue, priority, resources)
 
     def _missing_class(self, record: WorkloadRecord, kueue: KueueCaches) -> str:
@@ -336,6 +341,24 @@ def _compared(
         is_current=is_current,
         has_priority=has_priority,
     )
+
+
+def _as_admitted(
+    spec: JobSpec, resources: Mapping[str, dict[str, Any]], workload: KueueWorkload
+) -> dict[str, dict[str, Any]]:
+    """Return the resources of roles with the defaults that held when a job was admitted.
+
+    Pods that run have those, whatever the defaults of this release are.
+    """
+    names, found = pod_set_names(spec.roles), dict(resources)
+    for role in spec.roles:
+        _, amounts = workload.pod_sets.get(names.get(role.name, ""), (0, ()))
+        requests = dict(found[role.name]["requests"])
+        for name, amount in amounts:
+            if name in requests and name not in {*role.requests, *role.limits, GPU_RESOURCE}:
+                requests[name] = format(amount, "f")
+        found[role.name] = {**found[role.name], "requests": requests}
+    return found
 
 
 def _form_of(desired: Mapping[str, Any]) -> str:

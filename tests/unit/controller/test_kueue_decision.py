@@ -98,7 +98,25 @@ CHANGED = WorkloadView(is_current=False)
             RUNS, dataclasses.replace(ADMITTED, is_deleting=True), Action.SUSPEND, id="deleted-runs"
         ),
         pytest.param(
-            dataclasses.replace(RUNS, has_queue=False), ADMITTED, Action.DELETE, id="label-dropped"
+            dataclasses.replace(WAITS, has_queue=False), PENDING, Action.DELETE, id="label-dropped"
+        ),
+        pytest.param(
+            dataclasses.replace(RUNS, has_queue=False), ADMITTED, Action.NONE, id="label-of-a-run"
+        ),
+        pytest.param(
+            dataclasses.replace(RUNS, has_queue=False), EVICTED, Action.SUSPEND, id="still-obeys"
+        ),
+        pytest.param(
+            WAITS,
+            dataclasses.replace(EVICTED, is_current=False),
+            Action.RELEASE,
+            id="edited-while-it-was-stopped",
+        ),
+        pytest.param(
+            WAITS,
+            dataclasses.replace(REQUEUED, has_priority=False),
+            Action.UPDATE,
+            id="another-priority-after-an-eviction",
         ),
         pytest.param(
             dataclasses.replace(RUNS, has_queue=False), None, Action.NONE, id="no-label-at-all"

@@ -16,6 +16,9 @@ from tests.unit.controller.kueue_in_memory import (
     NoWriteLeft,
 )
 
+from tinsmith_jobs.quantities import parse_quantity
+
+from_here = 0
 NONE_LEFT = {"fast": {**QUOTA, GPU: "0"}}
 MAX_WRITES_OF_A_LIFE = 60
 
@@ -437,4 +440,57 @@ def test_more_roles_than_a_workload_holds_are_refused(num_agents: int) -> None:
     cluster.world.edit("trainingjobs", "a", roles={**roles, "agents": agents})
     cluster.settle()
     assert "a Workload of Kueue holds at most 8" in cluster.status("a")["failure"]["message"]
+    assert not cluster.workloads("a")
+
+
+def test_amounts_that_kueue_writes_in_another_form_are_the_same() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=8)
+    cluster.settle()
+    body = cluster.workload("a")
+    for pod_set in body["spec"]["podSets"]:
+        requests = pod_set["template"]["spec"]["containers"][0]["resources"]["requests"]
+        for name, text in requests.items():
+            requests[name] = f"{parse_quantity(text) * 1000:f}m"
+    cluster.world.store("workloads", NAMESPACE, body)
+
+    cluster.settle()
+
+    assert cluster.status("a")["phase"] == "Running"
+    assert cluster.workload("a")["metadata"]["uid"] == body["metadata"]["uid"]
+
+
+def test_other_defaults_of_a_release_stop_no_job_that_was_admitted() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=8)
+    cluster.world.edit_trainer("a", resources={})
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Running"
+    body = cluster.workload("a")
+    for pod_set in body["spec"]["podSets"]:
+        requests = pod_set["template"]["spec"]["containers"][0]["resources"]["requests"]
+        if pod_set["name"] == "trainer":
+            requests["memory"] = "3Gi"
+    cluster.world.store("workloads", NAMESPACE, body)
+
+    cluster.settle()
+
+    assert cluster.status("a")["phase"] == "Running"
+    assert cluster.workload("a")["metadata"]["uid"] == body["metadata"]["uid"]
+
+
+def test_a_job_that_loses_its_label_while_it_runs_obeys_until_it_has_stopped() -> None:
+    cluster = KueueCluster()
+    cluster.submit("a", gpus=8)
+    cluster.settle()
+    cluster.label("a", {})
+    cluster.settle()
+    assert cluster.status("a")["phase"] == "Running"
+    body = cluster.workload("a")
+    cluster.admitter.evict(body, "Preempted", "others")
+    cluster.world.replace("workloads", NAMESPACE, body, "status")
+
+    cluster.settle()
+
+    assert cluster.status("a")["phase"] == "Suspended"
     assert not cluster.workloads("a")

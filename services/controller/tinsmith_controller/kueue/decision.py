@@ -71,7 +71,7 @@ class WorkloadView:
 def decide(job: QueuedJob, workload: WorkloadView | None) -> Action:
     """Return the next write; the one after it follows from what that one changed."""
     if not job.has_queue:
-        return Action.NONE if workload is None or workload.is_deleting else Action.DELETE
+        return _without_queue(job, workload)
     if job.has_ended:
         return _after_the_end(job, workload)
     if job.is_cancelled:
@@ -82,13 +82,14 @@ def decide(job: QueuedJob, workload: WorkloadView | None) -> Action:
         return Action.NONE if job.is_active else Action.CREATE
     if workload.is_deleting:
         return Action.NONE
+    # Before an edit of the job counts: what was stopped stays so, and waits as long as it was told.
+    if workload.is_evicted and workload.has_quota and not workload.is_finished:
+        return Action.NONE if job.is_active else Action.RELEASE
     if job.is_suspended and (workload.is_finished or not workload.is_current):
         return _made_anew(job, workload)
-    if workload.is_evicted:
-        return Action.RELEASE if workload.has_quota and not job.is_active else Action.NONE
     if not workload.has_priority and not workload.has_quota:
         return Action.UPDATE
-    if workload.is_admitted:
+    if workload.is_admitted and not workload.is_evicted:
         return Action.RESUME if job.is_suspended else Action.REPORT
     return Action.NONE
 
@@ -100,6 +101,18 @@ def _may_run(workload: WorkloadView | None) -> bool:
         and workload.counts_right
         and not (workload.is_deleting or workload.is_evicted or workload.is_finished)
     )
+
+
+def _without_queue(job: QueuedJob, workload: WorkloadView | None) -> Action:
+    """Return what is done once a job has no queue any more.
+
+    What runs on quota obeys Kueue until it has given its pods back.
+    """
+    if workload is None or workload.is_deleting:
+        return Action.NONE
+    if job.has_ended or not job.is_active:
+        return Action.DELETE
+    return Action.NONE if job.is_suspended or not workload.is_evicted else Action.SUSPEND
 
 
 def _after_the_end(job: QueuedJob, workload: WorkloadView | None) -> Action:

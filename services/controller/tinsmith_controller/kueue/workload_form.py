@@ -108,7 +108,9 @@ def make_workload(
 
 def updated_workload(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Workload that follows its job; whether it is active stays its operators' choice."""
-    spec = {**new["spec"], "active": (old.get("spec") or {}).get("active") is not False}
+    # What operators, and later releases of Kueue, have in it stays.
+    before = {k: v for k, v in (old.get("spec") or {}).items() if k != "priorityClassRef"}
+    spec = {**before, **new["spec"], "active": before.get("active") is not False}
     metadata = dict(old["metadata"])
     for field in ("labels", "annotations"):
         metadata[field] = {**(metadata.get(field) or {}), **new["metadata"][field]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from tinsmith_controller.kube.api_client import Json
@@ -16,9 +17,12 @@ from tinsmith_controller.kueue.conditions import (
     decode_conditions,
 )
 from tinsmith_jobs.naming import JOB_KIND, TEMPLATE_ANNOTATION, NamespacedName
+from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import Toleration
 
-PodSetUsage = tuple[int, tuple[tuple[str, str], ...]]
+_NO_AMOUNT = Decimal(-1)
+
+PodSetUsage = tuple[int, tuple[tuple[str, Decimal], ...]]
 """Pods of a pod set, and what each requests, sorted by resource."""
 
 
@@ -97,7 +101,7 @@ class KueueWorkload:
     @property
     def is_admitted(self) -> bool:
         """Whether its job may run."""
-        return self.is_true(ADMITTED) and not self.is_evicted
+        return self.is_true(ADMITTED) and not self.is_evicted and not self.is_finished
 
     @property
     def is_finished(self) -> bool:
@@ -166,14 +170,24 @@ def kueue_workload(content: Json) -> KueueWorkload:
 
 
 def usage_of(spec: Mapping[str, Any]) -> dict[str, PodSetUsage]:
-    """Return what the pod sets of a Workload's spec count, by name."""
+    """Return what the pod sets of a Workload's spec count, by name.
+
+    Amounts are compared as numbers: Kueue's webhook writes them in another form.
+    """
     found = {}
     for entry in spec.get("podSets") or []:
         containers = ((entry.get("template") or {}).get("spec") or {}).get("containers") or [{}]
         requests = (containers[0].get("resources") or {}).get("requests") or {}
-        amounts = tuple(sorted((str(name), str(text)) for name, text in requests.items()))
+        amounts = tuple(sorted((str(name), _amount(text)) for name, text in requests.items()))
         found[str(entry.get("name", ""))] = (int(entry.get("count") or 0), amounts)
     return found
+
+
+def _amount(text: object) -> Decimal:
+    try:
+        return parse_quantity(text)
+    except QuantityError:
+        return _NO_AMOUNT
 
 
 def flavor_record(content: Json) -> FlavorRecord:

@@ -50,6 +50,7 @@ class WorkloadRecord:
         has_own_queue: Whether another system's queue decides when it runs.
         queue: The queue of Kueue that it names; empty if it has none.
         queue_priority: The priority class of Kueue that it names; empty if it has none.
+        queue_obstacle: Why that queue lets it have no pods now; empty if it may, or has no queue.
         refusal: Why the operators do not let it run; empty if they do.
     """
 
@@ -60,6 +61,7 @@ class WorkloadRecord:
     refusal: str = ""
     queue: str = ""
     queue_priority: str = ""
+    queue_obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,14 +121,19 @@ class KueueCaches:
         return {record.name: record for record in self._priorities.snapshot().values()}
 
     def admitted(self, record: WorkloadRecord) -> WorkloadRecord:
-        """Return a job with the node rules of its admission; one that has none as it is."""
+        """Return a job with the node rules of its admission, or with what it waits for.
+
+        Both are of one moment: a job without rules never looks as if it might get nodes.
+        """
         job = record.item
         if not record.queue or not isinstance(job, Job) or job.spec is None:
             return record
-        rules = self._nodes_of(job.uid, job.spec).rules
-        if not rules:
-            return record
-        return replace(record, item=replace(job, spec=with_admitted_nodes(job.spec, rules)))
+        waiting = self.waiting_of(record)
+        found = AdmittedNodes() if waiting else self._nodes_of(job.uid, job.spec)
+        spec = with_admitted_nodes(job.spec, found.rules)
+        return replace(
+            record, item=replace(job, spec=spec), queue_obstacle=waiting or found.problem
+        )
 
     def waiting_of(self, record: WorkloadRecord) -> str:
         """Return what keeps a job in its queue, in one sentence; empty if it is admitted."""
@@ -140,13 +145,6 @@ class KueueCaches:
         if workload is None or not workload.is_admitted or workload.is_deleting:
             return waiting_sentence(record.queue, workload)
         return ""
-
-    def obstacle_of(self, record: WorkloadRecord) -> str:
-        """Return why a job may get no pods now, in one sentence; empty if it may."""
-        waiting, spec = self.waiting_of(record), record.item.spec
-        if waiting or not record.queue or not isinstance(spec, JobSpec):
-            return waiting
-        return self._nodes_of(record.item.uid, spec).problem
 
     def _nodes_of(self, job_uid: str, spec: JobSpec) -> AdmittedNodes:
         workload = self.workload_of(job_uid)

@@ -28,6 +28,9 @@ def obstacle_of(
     what is in the way, the sentence names what else will be: a queue, a label or a GPU product that
     there is not. Their author then mends all of it at once.
     """
+    if record.queue_obstacle:
+        # Nodes and the rest are of no interest before it is admitted.
+        return record.queue_obstacle
     item = record.item
     found = list(_missing(record, stores))
     if not found or item.spec is None:
@@ -51,8 +54,6 @@ def _missing(record: WorkloadRecord, stores: Caches) -> Iterator[str]:
     item = record.item
     if item.spec is None:
         return
-    if stores.kueue is not None and (waiting := stores.kueue.obstacle_of(record)):
-        yield waiting
     name = item.spec.scheduling.priority_class
     if name and name not in stores.priorities():
         yield f"waits for the PriorityClass {name}, which does not exist"
