@@ -9,7 +9,9 @@ import pytest
 
 from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.history import History
+from tests.e2e.kueue import install_kueue, playing_kueue
 from tests.e2e.lab import Lab, pool, start_lab, training
+from tests.fakes.kueue_admitter import FakeQueue
 
 _PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -127,16 +129,16 @@ def test_a_job_is_left_to_who_manages_it(lab: Lab) -> None:
 
 
 def test_a_job_of_kueue_starts_when_kueue_says_so(lab: Lab) -> None:
-    manifest = {
-        "apiVersion": "tinsmith.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "queued", "labels": {"kueue.x-k8s.io/queue-name": "team"}},
-        "spec": training(suspend=True, scheduling={"queueName": "nobody-has-this"}),
-    }
-    with lab.nodes(1):
-        lab.cluster.api.create(lab.jobs.url(), manifest)
-        lab.jobs.wait_phase("queued", "Suspended")
-        lab.jobs.patch("queued", {"suspend": False})
+    install_kueue(lab.cluster)
+    flavor: Json = {"metadata": {"name": "e2e-any"}, "spec": {}}
+    queues = {"team": FakeQueue(quotas={"e2e-any": {}})}
+    quota = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}
+    with lab.nodes(1), playing_kueue(lab.cluster, lab.namespace, queues, [flavor]) as kueue:
+        spec = training(scheduling={"queueName": "nobody-has-this"})
+        kueue.submit("queued", "team", spec)
+        lab.jobs.wait_phase("queued", "Suspended", timeout_s=60.0)
+        lab.waits("queued", "Kueue", "insufficient unused quota")
+        kueue.admitter.queues["team"] = FakeQueue(quotas={"e2e-any": quota})
         lab.jobs.wait_phase("queued", "Running")
 
 

@@ -22,7 +22,7 @@ from tests.e2e.deployment import (
     install_resources,
     scheduler_process,
 )
-from tests.fakes.chart_harness import load_values, of_kind, render
+from tests.fakes.chart_harness import load_values, merge, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
@@ -140,11 +140,18 @@ def training_deployment(
     cluster: TestCluster,
     namespace: str,
     folder: Path,
+    *,
+    has_kueue: bool = False,
     **settings: object,
 ) -> Iterator[TrainingDeployment]:
     """Yield a deployment whose jobs run in a namespace, on nodes that are there.
 
-    Further settings are the controller's.
+    Args:
+        cluster: The Kubernetes API.
+        namespace: Of its jobs.
+        folder: For files.
+        has_kueue: Whether its operators use Kueue.
+        **settings: Further ones of the controller.
     """
     install_resources(cluster)
     key = ApiKey.generate()
@@ -234,7 +241,8 @@ def training_deployment(
             lease_name="tinsmith-controller",
             # A machine that is busy with pods must not cost it the lease: it is not started again.
             lease_ttl_s=30,
-            kubeconfig=_service_account(cluster, namespace, "controller"),
+            kueue=has_kueue,
+            kubeconfig=_service_account(cluster, namespace, "controller", has_kueue=has_kueue),
             **settings,
         )
         closing.enter_context(controller)
@@ -290,9 +298,12 @@ def create_secret(cluster: TestCluster, namespace: str, name: str, values: dict[
     cluster.api.create(path("v1", "secrets", namespace), body)
 
 
-def _service_account(cluster: TestCluster, namespace: str, pod: str) -> Path:
+def _service_account(
+    cluster: TestCluster, namespace: str, pod: str, *, has_kueue: bool = False
+) -> Path:
     """Return a kubeconfig with the rights that the chart gives a pod, and no others."""
-    manifests = render(load_values("trial-values"))
+    settings = {"controller": {"settings": {"kueue": has_kueue}}}
+    manifests = render(merge(load_values("trial-values"), settings))
     account = f"tinsmith-{pod}"
     rules: dict[str, list[Json]] = {"Role": [], "ClusterRole": []}
     for binding in of_kind(manifests, "RoleBinding", "ClusterRoleBinding"):

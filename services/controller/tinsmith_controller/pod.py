@@ -92,6 +92,7 @@ class ControllerPod:
             on_capacity=lambda: self._queue.add(_ASSIGN, config.assignment_interval_s),
             on_gone=lambda uid: self._reconciler.forget(uid),
             check=functools.partial(refusal_of, deployment),
+            has_kueue=config.kueue,
         )
         limits = config.limits()
         events = EventRecorder(self._cluster, identity=config.replica())

@@ -22,6 +22,7 @@ from tinsmith_controller.kube.api_client import (
     Cluster,
 )
 from tinsmith_controller.kube.leader_election import LeaderElection
+from tinsmith_controller.kueue_queueing import KueueQueueing
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.config_maps import LOOK_AGAIN_S, needs_config_maps, with_problems
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
@@ -94,6 +95,7 @@ class Reconciler:
         objects = OwnedObjects(cluster, election)
         self._keys = JobKeys(cluster, election, scheduler)
         self._pods = PodCreation(cluster, stores, election, objects, deployment)
+        self._queueing = KueueQueueing(cluster, stores, election, events, deployment)
         self._cluster = cluster
         self._stores = stores
         self._writer = writer
@@ -120,10 +122,10 @@ class Reconciler:
             NotLeaderError: If this replica may not act any more.
         """
         self._writer.settle(key)
-        record = self._stores.workload(key)
-        if record is None or record.is_left_alone:
+        written = self._stores.as_written(key)
+        if written is None or written.is_left_alone:
             return None
-        record = self._with_named_checkpoints(record)
+        record = self._with_named_checkpoints(self._stores.admitted(written))
         item = record.item
         memory = self._memory(item.uid)
         if isinstance(item, Job) and is_retried(item):
@@ -134,6 +136,9 @@ class Reconciler:
         if needs_config_maps(item, pods):
             self._stores.refresh_config_maps(item, now)
         try:
+            followed = self._queueing.follow(written, pods, now)
+            if followed.is_changed:
+                return None
             observed = self._observe(record, pods, memory)
         except RetryLaterError as error:
             self._writer.write(record, replace(item.status, waiting_for=str(error)))
@@ -146,6 +151,8 @@ class Reconciler:
         self._apply(record, plan, memory, now)
         if item.status.assigned_time is None and self._stores.config_maps.problems(item):
             return min(LOOK_AGAIN_S, plan.requeue_s or LOOK_AGAIN_S)
+        if followed.again_s is not None:
+            return min(followed.again_s, plan.requeue_s or followed.again_s)
         return plan.requeue_s
 
     def revoke_orphans(self) -> None:
@@ -238,6 +245,7 @@ class Reconciler:
             obstacle=obstacle_of(record, self._stores, self._policy.current),
             rejection=memory.rejection or record.refusal,
             is_queued_elsewhere=record.has_own_queue,
+            queue_wait=self._queueing.waiting_of(record),
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:

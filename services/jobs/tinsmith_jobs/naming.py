@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from tinsmith.names import agent_pool
 from tinsmith_jobs.spec import DRIVER, SAMPLER
@@ -67,6 +68,18 @@ class NamespacedName:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
+
+
+def controller_reference(key: NamespacedName, uid: str) -> dict[str, Any]:
+    """Return the reference by which the cluster deletes things with their workload."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": key.kind,
+        "name": key.name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 def pod_name(workload: str, role: str, index: int, epoch: int) -> str:

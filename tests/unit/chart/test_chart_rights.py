@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fakes.chart_harness import COMPONENT, VALUE_SETS, load_values, of_kind, render
+from tests.fakes.chart_harness import COMPONENT, VALUE_SETS, load_values, merge, of_kind, render
 
 import tinsmith_controller
 from tinsmith_controller.kube import api_client
@@ -25,10 +25,15 @@ VERBS = {
     "patch": "patch",
     "delete": "delete",
 }
+WATCHED = [
+    *("JOBS", "POOLS", "PODS", "NODES", "PRIORITY_CLASSES"),
+    *("WORKLOADS", "RESOURCE_FLAVORS", "WORKLOAD_PRIORITY_CLASSES"),
+]
+KUEUE = "kueue.x-k8s.io"
 # Calls whose resource is a variable: what it may be, by file and method.
 VARIABLE = {
-    ("kube/informer.py", "list"): ["JOBS", "POOLS", "PODS", "NODES", "PRIORITY_CLASSES"],
-    ("kube/informer.py", "watch"): ["JOBS", "POOLS", "PODS", "NODES", "PRIORITY_CLASSES"],
+    ("kube/informer.py", "list"): WATCHED,
+    ("kube/informer.py", "watch"): WATCHED,
     ("owned_objects.py", "create"): ["SECRETS", "SERVICES"],
     ("owned_objects.py", "get"): ["SECRETS", "SERVICES"],
     # A service has no data that could differ.
@@ -68,17 +73,21 @@ def rights_asked_for() -> set[Right]:
             for one in [name] if name.isupper() else VARIABLE[place]:
                 resource: Resource = getattr(api_client, one)
                 # The status of a workload is all that is replaced of it.
-                is_workload = one in ("JOBS", "POOLS")
-                if bool(subresources) == (is_workload and method == "replace"):
+                is_ours = one in ("JOBS", "POOLS")
+                is_right = bool(subresources) == (is_ours and method == "replace")
+                # Of Kueue's Workloads both are replaced.
+                if is_right or one == "WORKLOADS":
                     plural = resource.plural + "".join(subresources)
                     found.add((resource.group, plural, VERBS[method]))
     return found
 
 
-def rights_of(values: str) -> set[Right]:
+def rights_of(values: str, *, has_kueue: bool) -> set[Right]:
+    changes = {"controller": {"settings": {"kueue": has_kueue}}}
+    manifests = render(merge(load_values(values), changes))
     return {
         (group, resource, verb)
-        for role in of_kind(render(load_values(values)), "Role", "ClusterRole")
+        for role in of_kind(manifests, "Role", "ClusterRole")
         if role["metadata"]["labels"][COMPONENT] == "controller"
         for rule in role["rules"]
         for group in rule["apiGroups"]
@@ -101,4 +110,13 @@ def test_the_calls_are_found() -> None:
 
 def test_the_controller_may_do_what_its_code_asks_for() -> None:
     for values in VALUE_SETS:
-        assert rights_asked_for() - rights_of(values) == set(), values
+        assert rights_asked_for() - rights_of(values, has_kueue=True) == set(), values
+
+
+def test_it_has_rights_on_kueue_only_where_kueue_is_used_and_no_more_than_it_asks_for() -> None:
+    for values in VALUE_SETS:
+        assert KUEUE not in {group for group, _, _ in rights_of(values, has_kueue=False)}
+        asked = {right for right in rights_asked_for() if right[0] == KUEUE}
+        given = {right for right in rights_of(values, has_kueue=True) if right[0] == KUEUE}
+        # A class or flavor is listed and watched; `get` is what people check rights with.
+        assert {right for right in given - asked if right[2] != "get"} == set()

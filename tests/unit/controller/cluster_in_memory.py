@@ -18,6 +18,9 @@ from tinsmith_controller.kube.api_client import (
     PODS,
     POOLS,
     PRIORITY_CLASSES,
+    RESOURCE_FLAVORS,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
     ApiError,
     Json,
     Resource,
@@ -27,6 +30,10 @@ NAMESPACE = "team-a"
 GPU = "nvidia.com/gpu"
 START = datetime.datetime(2026, 11, 26, 21, 23, 37, tzinfo=datetime.UTC)
 WATCHED = {resource.plural: resource for resource in (JOBS, POOLS, PODS, NODES, PRIORITY_CLASSES)}
+WATCHED_OF_KUEUE = {
+    resource.plural: resource
+    for resource in (RESOURCE_FLAVORS, WORKLOAD_PRIORITY_CLASSES, WORKLOADS)
+}
 SMALL = {"requests": {"cpu": "100m", "memory": "64Mi"}}
 
 ObjectKey = tuple[str, str]
@@ -51,7 +58,9 @@ class World:
         self.revision = 100
         self.objects: dict[str, dict[ObjectKey, Json]] = {}
         """By plural, then by name."""
-        self.changes: dict[str, list[tuple[int, str, Json]]] = {name: [] for name in WATCHED}
+        self.changes: dict[str, list[tuple[int, str, Json]]] = {
+            name: [] for name in (*WATCHED, *WATCHED_OF_KUEUE)
+        }
         self.trace: list[str] = []
         self.refused_nodes: set[str] = set()
         """Nodes that the cluster's scheduler finds unfit, for reasons of its own."""
@@ -110,6 +119,17 @@ class World:
         if old.get("status") == body.get("status"):
             return old
         return self.store(plural, namespace, {**old, "status": body["status"]})
+
+    def patch(self, plural: str, namespace: str, name: str, body: Json) -> Json:
+        """Merge the fields of a spec, if the object is the one of a uid and version."""
+        old = self.stored(plural, namespace, name)
+        if any(old["metadata"][key] != value for key, value in body["metadata"].items()):
+            raise ApiError(409, "Conflict", "changed")
+        spec = {**old["spec"], **body["spec"]}
+        if spec == old["spec"]:
+            return old
+        metadata = {**old["metadata"], "generation": old["metadata"]["generation"] + 1}
+        return self.store(plural, namespace, {**old, "metadata": metadata, "spec": spec})
 
     def has(self, plural: str, namespace: str, name: str) -> bool:
         return (namespace, name) in self.objects.get(plural, {})
@@ -336,6 +356,14 @@ class Connection:
             resource.plural,
             body["metadata"]["name"],
             lambda: self.world.replace(resource.plural, namespace, body, subresource),
+        )
+
+    def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        return self._write(
+            "PATCH",
+            resource.plural,
+            name,
+            lambda: self.world.patch(resource.plural, namespace, name, body),
         )
 
     def delete(

@@ -10,11 +10,17 @@ import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from tests.unit.controller.cluster_in_memory import NAMESPACE, WATCHED, Connection, World
+from tests.unit.controller.cluster_in_memory import (
+    NAMESPACE,
+    WATCHED,
+    WATCHED_OF_KUEUE,
+    Connection,
+    World,
+)
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment_loop import AssignmentLoop
-from tinsmith_controller.kube.api_client import JOBS, POOLS, ApiError
+from tinsmith_controller.kube.api_client import JOBS, POOLS, WORKLOADS, ApiError
 from tinsmith_controller.kube.leader_election import NotLeaderError
 from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import AuthorCheck, allow_all
@@ -112,7 +118,9 @@ class Process:
         *,
         queues: Path | None = None,
         check: AuthorCheck = allow_all,
+        has_kueue: bool = False,
     ) -> None:
+        self.watched = {**WATCHED, **WATCHED_OF_KUEUE} if has_kueue else WATCHED
         self.world = world
         self.connection = connection or Connection(world)
         self.election = Election()
@@ -127,7 +135,11 @@ class Process:
             on_capacity=self._want_assignment,
             on_gone=lambda uid: self.reconciler.forget(uid),
             check=check,
+            has_kueue=has_kueue,
         )
+        self.informers = dict(self.caches.informers)
+        if self.caches.kueue is not None:
+            self.informers |= self.caches.kueue.informers
         policy = QueueConfigFile(queues)
         writer = StatusWriter(self.connection, self.caches, self.election)
         self.reconciler = Reconciler(
@@ -156,16 +168,16 @@ class Process:
             now=world.now,
             clock=lambda: world.now_s,
         )
-        self.cursors = dict.fromkeys(WATCHED, 0)
-        self.cut_off = set(WATCHED)
-        for plural in WATCHED:
+        self.cursors = dict.fromkeys(self.watched, 0)
+        self.cut_off = set(self.watched)
+        for plural in self.watched:
             self.relist(plural)
 
     def relist(self, plural: str) -> None:
-        resource = WATCHED[plural]
+        resource = self.watched[plural]
         items, version = self.connection.list(resource)
-        namespace = NAMESPACE if resource in (JOBS, POOLS) else ""
-        self.caches.informers[resource].replace(namespace, items, version)
+        namespace = NAMESPACE if resource in (JOBS, POOLS, WORKLOADS) else ""
+        self.informers[resource].replace(namespace, items, version)
         self.cursors[plural] = int(version)
         self.cut_off.discard(plural)
 
@@ -174,7 +186,7 @@ class Process:
         changes = self.world.changes[plural]
         if plural in self.cut_off or not changes or changes[-1][0] <= self.cursors[plural]:
             return
-        informer = self.caches.informers[WATCHED[plural]]
+        informer = self.informers[self.watched[plural]]
         news = [change for change in changes if change[0] > self.cursors[plural]][:most]
         for revision, kind, body in news:
             (informer.remove if kind == "DELETED" else informer.put)(body)
@@ -182,7 +194,7 @@ class Process:
 
     def cut(self) -> None:
         """End all watches; each is listed anew by `relist`."""
-        self.cut_off = set(WATCHED)
+        self.cut_off = set(self.watched)
 
     def look(self, name: str, kind: str = "TrainingJob") -> float | None:
         return self.reconciler.look(NamespacedName(kind, NAMESPACE, name))
@@ -199,7 +211,7 @@ class Process:
         """Let the cluster and this process do all that is due, round by round."""
         for _ in range(num_rounds):
             self.world.now_s += step_s
-            for plural in WATCHED:
+            for plural in self.watched:
                 if plural in self.cut_off:
                     self.relist(plural)
                 self.deliver(plural)

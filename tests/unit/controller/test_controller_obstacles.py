@@ -173,3 +173,19 @@ def test_a_job_waits_for_the_final_checkpoint_of_another_and_keeps_its_name(worl
         if entry["name"] == "TINSMITH_JOB_METHOD"
     ]
     assert json.loads(method)["checkpoint"]["resumeFrom"] == saved.name
+
+
+def test_a_job_that_comes_after_the_one_that_it_names_begins_at_once(world: World) -> None:
+    process = Process(world)
+    saved = {"name": "projects/p/trainingRuns/r/checkpoints/final", "step": 3}
+    world.job("first")
+    first = world.get("trainingjobs", NAMESPACE, "first")
+    status = {"phase": "Succeeded", "checkpoint": {"final": saved}}
+    world.store("trainingjobs", NAMESPACE, {**first, "status": status})
+    world.job("second")
+    world.edit("trainingjobs", "second", checkpoint={"resumeFrom": "trainingJobs/first"})
+
+    process.settle()
+
+    assert status_of(world, "second")["phase"] == "Running"
+    assert status_of(world, "second")["namedCheckpoints"] == {"first": saved["name"]}

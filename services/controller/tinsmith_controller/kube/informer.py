@@ -29,6 +29,7 @@ OnChange = Callable[[RecordT | None, RecordT | None], None]
 
 _WATCH_S = 240
 _RETRY_S = (0.2, 5.0)
+_ABSENT_RETRY_S = 30.0
 _TOMBSTONES = 4096
 
 
@@ -56,6 +57,8 @@ class Informer(Generic[RecordT]):
         record: Makes what is kept of an object.
         on_change: Called after each change, one at a time, in the order of the changes; in the
             informer's thread, or in that of `put`.
+        on_absent: Called when the server does not know the kind, which is looked for again now and
+            then. By default that is a failure as any other.
     """
 
     def __init__(
@@ -65,12 +68,15 @@ class Informer(Generic[RecordT]):
         namespaces: tuple[str, ...],
         record: Callable[[Json], RecordT],
         on_change: OnChange[RecordT],
+        *,
+        on_absent: Callable[[], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._resource = resource
         self._namespaces = namespaces
         self._record = record
         self._on_change = on_change
+        self._on_absent = on_absent
         self._telling = threading.RLock()
         self._lock = threading.Lock()
         self._records: dict[ObjectKey, RecordT] = {}
@@ -78,16 +84,16 @@ class Informer(Generic[RecordT]):
         self._gone: dict[Hashable, int] = {}
         self._listed: dict[str, int] = {}
         self._first_listed: dict[str, int] = {}
-        self._synced = [threading.Event() for _ in namespaces]
+        self._synced = {namespace: threading.Event() for namespace in namespaces}
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for position, namespace in enumerate(self._namespaces):
+        for namespace in self._namespaces:
             thread = threading.Thread(
                 target=self._run,
-                args=(namespace, self._synced[position]),
+                args=(namespace,),
                 name=f"{self._resource.plural}-{namespace or 'all'}",
                 daemon=True,
             )
@@ -100,7 +106,7 @@ class Informer(Generic[RecordT]):
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Return whether everything was listed once, within a time."""
-        return all(event.wait(timeout_s) for event in self._synced)
+        return all(event.wait(timeout_s) for event in self._synced.values())
 
     def snapshot(self) -> Mapping[ObjectKey, RecordT]:
         """Return all records."""
@@ -151,20 +157,24 @@ class Informer(Generic[RecordT]):
                     self._versions.pop(key, None)
             for record in removed:
                 self._on_change(record, None)
+        if namespace in self._synced:
+            self._synced[namespace].set()
 
-    def _run(self, namespace: str, synced: threading.Event) -> None:
+    def _run(self, namespace: str) -> None:
         pauses = backoff(*_RETRY_S)
         while not self._stopped.is_set():
             try:
                 items, version = self._cluster.list(self._resource, namespace)
                 self.replace(namespace, items, version)
-                synced.set()
                 pauses = backoff(*_RETRY_S)
                 self._follow(namespace, version)
                 reason = "ended"
             except ApiError as failure:
                 reason = "too_old" if failure.is_gone else "failed"
-                if not failure.is_gone:
+                if failure.is_not_found and self._on_absent is not None:
+                    self._on_absent()
+                    self._stopped.wait(_ABSENT_RETRY_S)
+                elif not failure.is_gone:
                     logger.warning(
                         "watch failed",
                         extra={"resource": self._resource.plural, "problem": str(failure)},

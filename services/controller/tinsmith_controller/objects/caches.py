@@ -31,6 +31,7 @@ from tinsmith_controller.objects.conversion import (
     priority_record,
     workload_record,
 )
+from tinsmith_controller.objects.kueue_caches import KueueCaches
 from tinsmith_jobs.checkpoint_references import jobs_of
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import JOB_KIND, POOL_KIND, NamespacedName
@@ -57,6 +58,7 @@ class Caches:
         on_capacity: Called when something happened that the assignment depends on.
         on_gone: Called with the uid of a workload that is gone.
         check: Says why the operators do not let a job run.
+        has_kueue: Whether to look at Kueue's objects too; without it none of them is read.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Caches:
         on_capacity: Callable[[], None],
         on_gone: Callable[[str], None],
         check: AuthorCheck = allow_all,
+        has_kueue: bool = False,
     ) -> None:
         self._on_workload = on_workload
         self._on_capacity = on_capacity
@@ -84,19 +87,33 @@ class Caches:
         self._priorities = Informer(
             cluster, PRIORITY_CLASSES, _EVERYWHERE, priority_record, self._priority_changed
         )
+        self.kueue = (
+            KueueCaches(
+                cluster,
+                namespaces,
+                on_job=self._queued_job_changed,
+                on_classes=self._wake_queued_jobs,
+            )
+            if has_kueue
+            else None
+        )
+        """Kueue's objects; None if the operators do not use it."""
 
     def start(self) -> None:
         """Begin to list and watch."""
-        for informer in self.informers.values():
+        for informer in self._all_informers():
             informer.start()
 
     def stop(self) -> None:
         """Begin no further watch."""
-        for informer in self.informers.values():
+        for informer in self._all_informers():
             informer.stop()
 
     def wait_synced(self, timeout_s: float) -> bool:
-        """Return whether everything was listed once, within a time for each kind."""
+        """Return whether everything was listed once, within a time for each kind.
+
+        Kueue's objects are not waited for: only jobs of its queues need them.
+        """
         return all(informer.wait_synced(timeout_s) for informer in self.informers.values())
 
     def note(self, resource: Resource, content: Json) -> None:
@@ -110,7 +127,8 @@ class Caches:
 
     def workload(self, key: NamespacedName) -> WorkloadRecord | None:
         """Return a job or pool."""
-        return self._informer_of(key).get((key.namespace, key.name))
+        record = self._informer_of(key).get((key.namespace, key.name))
+        return record if record is None else self.admitted(record)
 
     def is_of_first_list(self, record: WorkloadRecord) -> bool:
         """Return whether a job or pool is as this process found it when it began."""
@@ -118,11 +136,19 @@ class Caches:
 
     def jobs(self) -> Iterable[WorkloadRecord]:
         """Return all jobs."""
-        return self._jobs.snapshot().values()
+        return map(self.admitted, self._jobs.snapshot().values())
 
     def workloads(self) -> list[WorkloadRecord]:
-        """Return all jobs and pools."""
-        return [*self._jobs.snapshot().values(), *self._pools.snapshot().values()]
+        """Return all jobs and pools; a job that Kueue admitted has the node rules of that."""
+        return [*self.jobs(), *self._pools.snapshot().values()]
+
+    def as_written(self, key: NamespacedName) -> WorkloadRecord | None:
+        """Return a job or pool with what it asks for itself, without what Kueue admitted."""
+        return self._informer_of(key).get((key.namespace, key.name))
+
+    def admitted(self, record: WorkloadRecord) -> WorkloadRecord:
+        """Return a job with the node rules that Kueue admitted it with, or a record as it is."""
+        return record if self.kueue is None else self.kueue.admitted(record)
 
     def pool(self, namespace: str, name: str) -> Pool | None:
         """Return a pool."""
@@ -165,6 +191,21 @@ class Caches:
             POOLS: self._pools,
             JOBS: self._jobs,
         }
+
+    def _all_informers(self) -> list[Informer[Any]]:
+        further = {} if self.kueue is None else self.kueue.informers
+        return [*self.informers.values(), *further.values()]
+
+    def _queued_job_changed(self, job: NamespacedName) -> None:
+        self._on_workload(job)
+        self._on_capacity()
+
+    def _wake_queued_jobs(self) -> None:
+        """Have the jobs looked at that a queue of Kueue has."""
+        for record in self._jobs.snapshot().values():
+            if record.queue:
+                self._on_workload(record.item.key)
+        self._on_capacity()
 
     def _informer_of(self, key: NamespacedName) -> Informer[WorkloadRecord]:
         return self._jobs if key.kind == JOB_KIND else self._pools

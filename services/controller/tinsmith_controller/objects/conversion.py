@@ -9,6 +9,7 @@ from typing import Any
 
 from tinsmith_controller.assignment.types import Taint
 from tinsmith_controller.kube.api_client import Json
+from tinsmith_controller.kueue.names import PRIORITY_LABEL, QUEUE_LABEL
 from tinsmith_controller.objects.pod_outcome import outcome, unpulled_image
 from tinsmith_jobs.accepted_spec import HeldSpec, held_job_spec, held_pool_spec
 from tinsmith_jobs.naming import (
@@ -30,7 +31,6 @@ from tinsmith_jobs.status_codec import decode_status, decode_time
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _MEMORY_LABEL = "nvidia.com/gpu.memory"
 """In MiB, as NVIDIA's feature discovery writes it."""
-_KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _DISRUPTIONS = frozenset({"Shutdown", "NodeShutdown", "Terminated", "Preempting"})
 """Why kubelets end or refuse pods that have done nothing wrong; since 1.26 a condition says so."""
@@ -48,6 +48,9 @@ class WorkloadRecord:
         item: The job or pool.
         is_left_alone: Whether another controller manages it.
         has_own_queue: Whether another system's queue decides when it runs.
+        queue: The queue of Kueue that it names; empty if it has none.
+        queue_priority: The priority class of Kueue that it names; empty if it has none.
+        queue_obstacle: Why that queue lets it have no pods now; empty if it may, or has no queue.
         refusal: Why the operators do not let it run; empty if they do.
     """
 
@@ -56,6 +59,9 @@ class WorkloadRecord:
     is_left_alone: bool = False
     has_own_queue: bool = False
     refusal: str = ""
+    queue: str = ""
+    queue_priority: str = ""
+    queue_obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +126,14 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
     is_pool = content.get("kind") != JOB_KIND
     name = str(metadata.get("name", ""))
     status = decode_status(content.get("status"), is_pool=is_pool)
-    has_own_queue = not is_pool and _KUEUE_LABEL in (metadata.get("labels") or {})
+    labels = metadata.get("labels") or {}
+    has_queue_label = not is_pool and QUEUE_LABEL in labels
     held: HeldSpec[Any] = (
         held_pool_spec(name, spec, status.accepted_spec)
         if is_pool
-        else held_job_spec(name, spec, status.accepted_spec, lambda job: check(job, has_own_queue))
+        else held_job_spec(
+            name, spec, status.accepted_spec, lambda job: check(job, has_queue_label)
+        )
     )
     fields: dict[str, Any] = {
         "key": NamespacedName(
@@ -147,8 +156,10 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
         content,
         Job(**fields, retried_end=decode_time(asked)),
         is_left_alone=is_left_alone(spec),
-        has_own_queue=has_own_queue,
-        refusal=check(held.spec, has_own_queue) if held.spec is not None else "",
+        has_own_queue=bool(labels.get(QUEUE_LABEL)),
+        refusal=check(held.spec, has_queue_label) if held.spec is not None else "",
+        queue=str(labels.get(QUEUE_LABEL) or ""),
+        queue_priority=str(labels.get(PRIORITY_LABEL) or ""),
     )
 
 

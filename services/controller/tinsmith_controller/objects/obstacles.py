@@ -29,8 +29,11 @@ def obstacle_of(
     what is in the way, the sentence names what else will be: a queue, a label or a GPU product that
     there is not. Their author then mends all of it at once.
     """
+    if record.queue_obstacle:
+        # Nodes and the rest are of no interest before it is admitted.
+        return record.queue_obstacle
     item = record.item
-    found = list(_missing(item, stores))
+    found = list(_missing(record, stores))
     if not found or item.spec is None:
         return ""
     scheduling = item.spec.scheduling
@@ -48,7 +51,8 @@ def obstacle_of(
     return "; ".join(dict.fromkeys(found))
 
 
-def _missing(item: Job | Pool, stores: Caches) -> Iterator[str]:
+def _missing(record: WorkloadRecord, stores: Caches) -> Iterator[str]:
+    item = record.item
     if item.spec is None:
         return
     name = item.spec.scheduling.priority_class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinsmith_controller.kueue.names import too_many_roles
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.template_parts import check_claims, check_sizes
@@ -18,6 +19,7 @@ def refusal_of(deployment: Deployment, job: JobSpec, has_kueue_label: bool) -> s
     """
     return (
         deployment.author_policy.refusal(job, has_kueue_label=has_kueue_label)
+        or (too_many_roles(job.roles) if has_kueue_label else "")
         or check_images(job, deployment.trusted_images, deployment.own_secrets())
         or check_claims(job, deployment)
         or check_sizes(job, deployment)

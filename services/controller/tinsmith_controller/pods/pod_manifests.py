@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tinsmith_controller.pods.data_fetch import data_fetch
@@ -33,7 +32,6 @@ from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import (
     COMPONENT_LABEL,
     EPOCH_LABEL,
-    GROUP,
     INDEX_LABEL,
     KIND_LABEL,
     MANAGED_LABEL,
@@ -41,8 +39,8 @@ from tinsmith_jobs.naming import (
     ROLE_LABEL,
     TEMPLATE_ANNOTATION,
     UID_LABEL,
-    VERSION,
     WORKLOAD_LABEL,
+    controller_reference,
     flat_role,
     key_entry,
     pod_keys_name,
@@ -110,7 +108,7 @@ def make_pod(
     pull_secrets = dict.fromkeys((*deployment.pull_secrets, *role.template.pull_secrets))
     if pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
-    resources = _resources(role, replace(assignment, gpus=0), deployment)
+    resources = resources_of(role, 0, deployment)
     before = [
         *data_fetch(owner.spec, role, resources, deployment),
         *init_containers(role, resources),
@@ -232,14 +230,7 @@ def make_keys_secret(
 
 def owner_reference(owner: WorkloadContext) -> dict[str, Any]:
     """Return the reference by which the cluster deletes things with their workload."""
-    return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": owner.key.kind,
-        "name": owner.key.name,
-        "uid": owner.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    return controller_reference(owner.key, owner.uid)
 
 
 def _pinned_to(node: str) -> dict[str, Any]:
@@ -267,7 +258,7 @@ def _container(
         "image": template.image
         or f"{deployment.image_repository}/{_image(role)}:{deployment.image_tag}",
         "env": variables_of(owner, role, assignment, deployment),
-        "resources": _resources(role, assignment, deployment),
+        "resources": resources_of(role, assignment.gpus, deployment),
         "volumeMounts": [
             *mounts_of(volumes_of(owner, role, deployment)),
             *template_mounts(template.mounts),
@@ -332,12 +323,18 @@ def _probes(port: int, deployment: Deployment) -> dict[str, Any]:
     return probes
 
 
-def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> dict[str, Any]:
+def resources_of(role: Role, gpus: int, deployment: Deployment) -> dict[str, Any]:
+    """Return requests and limits of a pod of a role.
+
+    Args:
+        role: The role.
+        gpus: What was decided counts, whatever was written into the spec since.
+        deployment: With the defaults.
+    """
     requests = {**deployment.requests.get(role.kind, {}), **role.limits, **role.requests}
     limits = {**requests, **role.limits}
-    # Not the role's: what was decided counts, whatever was written into the spec since.
-    if assignment.gpus:
-        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(assignment.gpus)
+    if gpus:
+        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(gpus)
     return {"requests": requests, "limits": limits}
 
 

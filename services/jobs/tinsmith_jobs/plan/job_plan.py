@@ -164,7 +164,8 @@ def _why_stop(builder: PlanBuilder, spec: JobSpec) -> tuple[Phase, str, str]:
     if spec.cancel:
         return Phase.CANCELLING, conditions.CANCELLED_BY_SPEC, "the job was cancelled"
     if spec.suspend:
-        return Phase.SUSPENDING, conditions.SUSPENDED_BY_SPEC, "spec.suspend is true"
+        why = builder.observed.queue_wait or "spec.suspend is true"
+        return Phase.SUSPENDING, conditions.SUSPENDED_BY_SPEC, why
     if builder.status.preempted_by is not None:
         return (
             Phase.PREEMPTING,
@@ -188,7 +189,8 @@ def _stopped(
         status = replace(
             status,
             phase=Phase.SUSPENDED,
-            waiting_for="suspended; set spec.suspend to false to go on",
+            waiting_for=builder.observed.queue_wait
+            or "suspended; set spec.suspend to false to go on",
             queued_time=None,
             preempted_by=None,
         ).with_condition(

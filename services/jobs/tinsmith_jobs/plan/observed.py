@@ -115,6 +115,8 @@ class Observed:
             Unlike an obstacle, it counts against the startup deadline.
         rejection: Why the cluster will never take one of its pods; one sentence.
         is_queued_elsewhere: Whether another system's queue decides when it runs.
+        queue_wait: What it waits for in another system's queue, which suspends and resumes it; one
+            sentence. Empty if its author alone does, or if the queue lets it run.
     """
 
     pods: Mapping[str, PodView] = field(default_factory=dict)
@@ -128,6 +130,7 @@ class Observed:
     missing: str = ""
     rejection: str = ""
     is_queued_elsewhere: bool = False
+    queue_wait: str = ""
 
 
 @dataclass(frozen=True, slots=True)
