@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.e2e.cluster import Json, Kubelet, TestCluster, path
+from tests.e2e.cluster import FakeNode, Json, Kubelet, TestCluster, path
 from tests.e2e.kueue import KUEUE, FakeKueue, install_kueue, playing_kueue
 from tests.e2e.training import TrainingDeployment, process_nodes, training_deployment
 from tests.fakes.chart_harness import ROOT
@@ -28,11 +28,12 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def nodes(cluster: TestCluster) -> Iterator[Kubelet]:
     """Nodes of two kinds; the queue has quota of one of them."""
-    with process_nodes(cluster, "kueue-slow") as kubelet, process_nodes(cluster, "kueue-fast"):
-        for kind in ("slow", "fast"):
-            for number in range(2):
-                url = path("v1", "nodes", "", f"kueue-{kind}-{number}")
-                cluster.api.patch(url, {"metadata": {"labels": {_KIND: kind}}})
+    nodes = [
+        FakeNode(name=f"kueue-{kind}-{number}", gpus=2, labels={_KIND: kind})
+        for kind in ("slow", "fast")
+        for number in range(2)
+    ]
+    with process_nodes(cluster, nodes) as kubelet:
         yield kubelet
 
 
