@@ -19,7 +19,8 @@ import tinsmith
 from bench import report
 from bench.pods import Pods
 from tinsmith import SamplingParams
-from tinsmith_gateway.tinker import tensor_codec, wire_pb2
+from tinsmith_gateway.tinker import wire_pb2
+from tinsmith_gateway.tinker.wire import tensor_codec
 
 _STEPS, _REPEATS = 20, 5
 _SAMPLES, _SAMPLE_TOKENS = 16, 64

@@ -14,7 +14,7 @@ from tests.fakes.held_protocol import Protocol, connect, headers, until_closed
 
 from tinsmith_gateway.endpoint import MAX_JSON_PARTS, MAX_JSON_VALUES, parse_json
 from tinsmith_gateway.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody
-from tinsmith_gateway.tinker.bodies import Sample
+from tinsmith_gateway.tinker.wire.bodies import Sample
 from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
 
 TEXT_BYTES, PAUSE_S = 4 * 2**20, 0.05

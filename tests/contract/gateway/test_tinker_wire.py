@@ -34,7 +34,9 @@ from tests.integration.servers import (
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.metrics import PENDING_SAMPLES
-from tinsmith_gateway.tinker import downloads, retrieval, tensor_codec, wire_pb2
+from tinsmith_gateway.tinker import retrieval, wire_pb2
+from tinsmith_gateway.tinker.account import downloads
+from tinsmith_gateway.tinker.wire import tensor_codec
 from tinsmith_runtime.errors import ShapeMismatchError
 
 MAX_BODY_BYTES = 2**20

@@ -14,10 +14,11 @@ from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.store.tables import STORE
-from tinsmith_gateway.tinker import bodies, sample_futures
-from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.sample_futures import Samples
-from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.tinker.promises.future_store import FutureStore
+from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.sampling import sample_futures
+from tinsmith_gateway.tinker.sampling.sample_futures import Samples
+from tinsmith_gateway.tinker.wire import bodies
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import (
     QueueFullError,

@@ -16,7 +16,7 @@ from tinsmith_gateway.openai.text.model_names import (
     candidates,
     latest_of,
 )
-from tinsmith_gateway.tinker.ids import TinkerPath
+from tinsmith_gateway.tinker.wire.ids import TinkerPath
 
 RUN = "projects/p/trainingRuns/r"
 

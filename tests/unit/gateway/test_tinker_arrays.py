@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from tinsmith_gateway.tinker import bodies, sample_codec, tensor_codec, wire_pb2
+from tinsmith_gateway.tinker import wire_pb2
+from tinsmith_gateway.tinker.wire import bodies, sample_codec, tensor_codec
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tinsmith.v1 import checkpoint_pb2
-from tinsmith_gateway.tinker import ids
-from tinsmith_gateway.tinker.futures import CREATE_MODEL, SNAPSHOT_CLIENT, OperationFuture
+from tinsmith_gateway.tinker.promises.futures import CREATE_MODEL, SNAPSHOT_CLIENT, OperationFuture
+from tinsmith_gateway.tinker.wire import ids
 from tinsmith_runtime.errors import InvalidFieldError
 
 RUN = "projects/p/trainingRuns/ses-1a-train-0"

@@ -28,7 +28,7 @@ from tinsmith_gateway.openai.sampling_handles import Handle, SamplingHandles
 from tinsmith_gateway.openai.text.model_names import Checkpoint, SavedPath, Source, candidates
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.tinker.contract_calls import Native
+from tinsmith_gateway.tinker.wire.contract_calls import Native
 from tinsmith_gateway.tokenizing.confined_tokenizer import ConfinedTokenizer
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE, SAMPLER_SERVICE, SCHEDULER_SERVICE

@@ -1,11 +1,12 @@
 """The wire of the `tinker` SDK, 0.38, and of its cookbook: unmodified, only URL and key are set.
 
-* `bodies`, `wire.proto`: what clients send and take.
-* `ids`, `futures`: their identifiers, and the resource names behind them.
-* `numbered_calls`, `training`: calls of a model as operations of its run.
-* `sample_futures`, `sample_routes`: samples, which no other pod keeps.
+* `routes`: every endpoint; begin here.
 * `retrieval`: the state and result of a future.
-* `sessions`, `checkpoints`, `downloads`, `account`, `perfetto_trace`: everything else.
+* `runs`: calls of a model as operations of its run.
+* `sampling`: samples, which no other pod keeps.
+* `account`: sessions, checkpoints, downloads, keys, traces.
+* `promises`: futures, and what was used.
+* `wire`: what clients send and take, with the ids in it; `wire.proto` has its binary forms.
 """
 
 from __future__ import annotations

@@ -19,12 +19,14 @@ from tinsmith.names import CheckpointName
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, training_codec
-from tinsmith_gateway.tinker.contract_calls import Native, user_native
-from tinsmith_gateway.tinker.future_store import FutureRecord, FutureStore
-from tinsmith_gateway.tinker.futures import OperationFuture
-from tinsmith_gateway.tinker.sample_futures import Samples
-from tinsmith_gateway.tinker.sample_routes import create_sampling_session
+from tinsmith_gateway.tinker.account import downloads
+from tinsmith_gateway.tinker.promises import futures
+from tinsmith_gateway.tinker.promises.future_store import FutureRecord, FutureStore
+from tinsmith_gateway.tinker.promises.futures import OperationFuture
+from tinsmith_gateway.tinker.sampling.sample_futures import Samples
+from tinsmith_gateway.tinker.sampling.sample_routes import create_sampling_session
+from tinsmith_gateway.tinker.wire import bodies, ids, rendering, training_codec
+from tinsmith_gateway.tinker.wire.contract_calls import Native, user_native
 from tinsmith_runtime.errors import ErrorCode, InternalError, InvalidFieldError, TinsmithError
 
 logger = logging.getLogger(__name__)

@@ -11,20 +11,20 @@ from starlette.routing import BaseRoute, Route
 from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Handler, endpoint
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.tinker.account import Account
-from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.checkpoints import Checkpoints
-from tinsmith_gateway.tinker.downloads import DOWNLOADS_PATH, Downloads
-from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.numbered_calls import OrderedCalls
-from tinsmith_gateway.tinker.perfetto_trace import Traces
-from tinsmith_gateway.tinker.rendering import render_error
+from tinsmith_gateway.tinker.account.account import Account
+from tinsmith_gateway.tinker.account.checkpoints import Checkpoints
+from tinsmith_gateway.tinker.account.downloads import DOWNLOADS_PATH, Downloads
+from tinsmith_gateway.tinker.account.perfetto_trace import Traces
+from tinsmith_gateway.tinker.account.sessions import Sessions
+from tinsmith_gateway.tinker.promises.future_store import FutureStore
+from tinsmith_gateway.tinker.promises.usage import Usage
 from tinsmith_gateway.tinker.retrieval import Retrieval
-from tinsmith_gateway.tinker.sample_futures import Samples
-from tinsmith_gateway.tinker.sample_routes import Sampling
-from tinsmith_gateway.tinker.sessions import Sessions
-from tinsmith_gateway.tinker.training import Training
-from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.tinker.runs.numbered_calls import OrderedCalls
+from tinsmith_gateway.tinker.runs.training import Training
+from tinsmith_gateway.tinker.sampling.sample_futures import Samples
+from tinsmith_gateway.tinker.sampling.sample_routes import Sampling
+from tinsmith_gateway.tinker.wire.base_models import BaseModels
+from tinsmith_gateway.tinker.wire.rendering import render_error
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tinsmith import names
-from tinsmith_gateway.tinker.ids import TinkerPath, run_id_of
+from tinsmith_gateway.tinker.wire.ids import TinkerPath, run_id_of
 from tinsmith_runtime.errors import InvalidFieldError
 
 _TINKER = "tinker://"

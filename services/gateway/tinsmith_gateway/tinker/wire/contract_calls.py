@@ -17,7 +17,7 @@ from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.tinker import ids
+from tinsmith_gateway.tinker.wire import ids
 from tinsmith_gateway.upstream.routing import (
     CHECKPOINT_SERVICE,
     OPERATIONS_SERVICE,

@@ -12,21 +12,15 @@ from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call, too_large
 from tinsmith_gateway.project_threads import ProjectThreads
-from tinsmith_gateway.tinker import (
-    age_encryption,
-    bodies,
-    futures,
-    ids,
-    training_codec,
-    usage,
-)
-from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.contract_calls import Native, encode_labels, user_native
-from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.numbered_calls import OrderedCalls, Prepared
-from tinsmith_gateway.tinker.recordings import STABLE_REINFORCE, Recordings
-from tinsmith_gateway.tinker.rendering import future
-from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.tinker.promises import futures, usage
+from tinsmith_gateway.tinker.promises.future_store import FutureStore
+from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.runs.numbered_calls import OrderedCalls, Prepared
+from tinsmith_gateway.tinker.sampling.recordings import STABLE_REINFORCE, Recordings
+from tinsmith_gateway.tinker.wire import age_encryption, bodies, ids, training_codec
+from tinsmith_gateway.tinker.wire.base_models import BaseModels
+from tinsmith_gateway.tinker.wire.contract_calls import Native, encode_labels, user_native
+from tinsmith_gateway.tinker.wire.rendering import future
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     BatchTooLargeError,

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from tinsmith.tensors import decode_tensor, encode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.project_threads import ProjectThreads
-from tinsmith_gateway.tinker import ids, wire_pb2
-from tinsmith_gateway.tinker.future_store import RECORDING, FutureRecord, FutureStore
+from tinsmith_gateway.tinker import wire_pb2
+from tinsmith_gateway.tinker.promises.future_store import RECORDING, FutureRecord, FutureStore
+from tinsmith_gateway.tinker.wire import ids
 from tinsmith_runtime.errors import InvalidFieldError
 
 STABLE_REINFORCE = "stable_reinforce"

@@ -20,10 +20,11 @@ from starlette.responses import Response
 
 from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
 from tinsmith.v1 import trainer_pb2
-from tinsmith_gateway.tinker import futures, ids
-from tinsmith_gateway.tinker.contract_calls import Native
-from tinsmith_gateway.tinker.future_store import REFUSAL, FutureStore
-from tinsmith_gateway.tinker.rendering import future
+from tinsmith_gateway.tinker.promises import futures
+from tinsmith_gateway.tinker.promises.future_store import REFUSAL, FutureStore
+from tinsmith_gateway.tinker.wire import ids
+from tinsmith_gateway.tinker.wire.contract_calls import Native
+from tinsmith_gateway.tinker.wire.rendering import future
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
     ErrorCode,

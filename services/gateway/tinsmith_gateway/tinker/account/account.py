@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse, Response
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import ids, usage
-from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
-from tinsmith_gateway.tinker.usage import HOUR_S, Usage, UsageKey
+from tinsmith_gateway.tinker.promises import usage
+from tinsmith_gateway.tinker.promises.usage import HOUR_S, Usage, UsageKey
+from tinsmith_gateway.tinker.wire import ids
+from tinsmith_gateway.tinker.wire.base_models import BaseModels
+from tinsmith_gateway.tinker.wire.contract_calls import Native, iso_time, user_native
 from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
 
 _MAX_WINDOW = datetime.timedelta(days=14)

@@ -14,9 +14,9 @@ from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import age_encryption, bodies, ids, query_parameters
-from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
-from tinsmith_gateway.tinker.downloads import Downloads
+from tinsmith_gateway.tinker.account.downloads import Downloads
+from tinsmith_gateway.tinker.wire import age_encryption, bodies, ids, query_parameters
+from tinsmith_gateway.tinker.wire.contract_calls import Native, iso_time, user_native
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     FailedPreconditionError,

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
-from tinsmith_gateway.tinker import bodies, tensor_codec, wire_pb2
-from tinsmith_gateway.tinker.training_codec import image_chunk
+from tinsmith_gateway.tinker import wire_pb2
+from tinsmith_gateway.tinker.wire import bodies, tensor_codec
+from tinsmith_gateway.tinker.wire.training_codec import image_chunk
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
 from tinsmith_runtime.stop_strings import check_stop_strings
 

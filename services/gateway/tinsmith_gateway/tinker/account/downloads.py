@@ -26,8 +26,8 @@ from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.tinker import age_encryption, ids
-from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
+from tinsmith_gateway.tinker.wire import age_encryption, ids
+from tinsmith_gateway.tinker.wire.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE
 from tinsmith_runtime.errors import DownloadTokenInvalidError, UnauthenticatedError
 

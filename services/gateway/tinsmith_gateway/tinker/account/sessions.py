@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import bodies, ids, query_parameters
-from tinsmith_gateway.tinker.contract_calls import (
+from tinsmith_gateway.tinker.wire import bodies, ids, query_parameters
+from tinsmith_gateway.tinker.wire.contract_calls import (
     Native,
     encode_labels,
     iso_time,

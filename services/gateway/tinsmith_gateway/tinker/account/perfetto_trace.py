@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import ids
-from tinsmith_gateway.tinker.contract_calls import Native, user_native
-from tinsmith_gateway.tinker.downloads import DOWNLOADS_PATH, Downloads
-from tinsmith_gateway.tinker.future_store import FutureStore, Span
+from tinsmith_gateway.tinker.account.downloads import DOWNLOADS_PATH, Downloads
+from tinsmith_gateway.tinker.promises.future_store import FutureStore, Span
+from tinsmith_gateway.tinker.wire import ids
+from tinsmith_gateway.tinker.wire.contract_calls import Native, user_native
 from tinsmith_gateway.upstream.routing import OPERATIONS_SERVICE
 
 _PROCESS = 1

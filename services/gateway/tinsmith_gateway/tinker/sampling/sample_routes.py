@@ -10,12 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.endpoint import Call
-from tinsmith_gateway.tinker import bodies, ids, sample_futures
-from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.contract_calls import Native, user_native
-from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.rendering import future
-from tinsmith_gateway.tinker.sample_futures import Samples
+from tinsmith_gateway.tinker.promises.future_store import FutureStore
+from tinsmith_gateway.tinker.sampling import sample_futures
+from tinsmith_gateway.tinker.sampling.sample_futures import Samples
+from tinsmith_gateway.tinker.wire import bodies, ids
+from tinsmith_gateway.tinker.wire.base_models import BaseModels
+from tinsmith_gateway.tinker.wire.contract_calls import Native, user_native
+from tinsmith_gateway.tinker.wire.rendering import future
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 
 _CLONE_NUMBERS = 1_000_000_000

@@ -19,10 +19,11 @@ from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers
 from tinsmith_gateway.metrics import PENDING_SAMPLES
 from tinsmith_gateway.project_threads import ProjectThreads
-from tinsmith_gateway.tinker import bodies, sample_codec, usage
-from tinsmith_gateway.tinker.future_store import SAMPLE, FutureRecord, FutureStore
-from tinsmith_gateway.tinker.recordings import Recordings
-from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.tinker.promises import usage
+from tinsmith_gateway.tinker.promises.future_store import SAMPLE, FutureRecord, FutureStore
+from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.sampling.recordings import Recordings
+from tinsmith_gateway.tinker.wire import bodies, sample_codec
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import (

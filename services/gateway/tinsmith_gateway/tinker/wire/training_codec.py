@@ -14,7 +14,8 @@ from tinsmith.tensors import decode_tensor as decode_native
 from tinsmith.tensors import encode_tensor as encode_native
 from tinsmith.v1 import trainer_pb2, trajectories_pb2
 from tinsmith_gateway.proxy.protobuf_scan import leading_fields
-from tinsmith_gateway.tinker import tensor_codec, wire_pb2
+from tinsmith_gateway.tinker import wire_pb2
+from tinsmith_gateway.tinker.wire import tensor_codec
 from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
 from tinsmith_runtime.rpc.message_parts import MAX_PARTS, count_parts
 

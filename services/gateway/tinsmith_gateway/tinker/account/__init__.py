@@ -1,0 +1,1 @@
+"""Keys, sessions, checkpoints, downloads and traces: what is about no one model."""

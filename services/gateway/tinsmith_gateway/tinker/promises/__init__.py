@@ -1,0 +1,1 @@
+"""Futures: their names, those that no other pod keeps, and what was used."""

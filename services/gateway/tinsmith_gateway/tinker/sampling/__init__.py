@@ -1,0 +1,1 @@
+"""Samples, which no other pod keeps, and the recordings that training refers to."""
