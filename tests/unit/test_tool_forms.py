@@ -22,7 +22,7 @@ from tinsmith.text.tool_notations import (
     ToolFormat,
     detect_format,
 )
-from tinsmith_engine.sampling.sample_request import OutputFormat
+from tinsmith_engine.sampling.request.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_sampler.forms.grammars import Grammars
 from tinsmith_sampler.forms.trials import FormTrials

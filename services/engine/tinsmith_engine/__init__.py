@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Published,
         RunState,
     )
-    from tinsmith_engine.sampling.sample_request import (
+    from tinsmith_engine.sampling.request.sample_request import (
         PromptAlternatives,
         PromptLogprobs,
         SampledSequence,
@@ -57,21 +57,21 @@ _HOMES = {
     "ModelInfo": "base.types",
     "OptimStepResult": "base.types",
     "Parts": "base.engine_thread",
-    "PromptAlternatives": "sampling.sample_request",
-    "PromptLogprobs": "sampling.sample_request",
+    "PromptAlternatives": "sampling.request.sample_request",
+    "PromptLogprobs": "sampling.request.sample_request",
     "Published": "base.types",
     "RunState": "base.types",
-    "SampleRequest": "sampling.sample_request",
-    "Timeline": "sampling.sample_request",
-    "SampledSequence": "sampling.sample_request",
-    "SampledToken": "sampling.sample_request",
+    "SampleRequest": "sampling.request.sample_request",
+    "Timeline": "sampling.request.sample_request",
+    "SampledSequence": "sampling.request.sample_request",
+    "SampledToken": "sampling.request.sample_request",
     "Sampler": "sampling.sampler",
-    "TokenListener": "sampling.sample_request",
-    "check_target_tokens": "sampling.sample_request",
+    "TokenListener": "sampling.request.sample_request",
+    "check_target_tokens": "sampling.request.sample_request",
     "timed": "base.engine_thread",
     "validate_adam": "training.batch_validation",
     "validate_batch": "training.batch_validation",
-    "validate_sample_request": "sampling.sample_request",
+    "validate_sample_request": "sampling.request.sample_request",
 }
 
 __all__ = [

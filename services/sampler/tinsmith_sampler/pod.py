@@ -10,7 +10,7 @@ from pathlib import Path
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
-from tinsmith_engine.sampling.sample_request import DecodeText
+from tinsmith_engine.sampling.request.sample_request import DecodeText
 from tinsmith_runtime import storage
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.rpc.usage_reporter import UsageReporter

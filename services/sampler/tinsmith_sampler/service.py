@@ -17,7 +17,7 @@ from tinsmith_engine import (
 )
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import model_not_served
-from tinsmith_engine.sampling.sample_request import DecodeText, place_prompt
+from tinsmith_engine.sampling.request.sample_request import DecodeText, place_prompt
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,

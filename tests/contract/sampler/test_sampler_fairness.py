@@ -19,7 +19,7 @@ from tests.fakes.sampler_harness import (
 from tinsmith.tensors import decode_tensor
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.model.decoder import Decoder
-from tinsmith_engine.sampling.kv_cache import block_bytes
+from tinsmith_engine.sampling.cache.kv_cache import block_bytes
 
 
 @pytest.mark.asyncio

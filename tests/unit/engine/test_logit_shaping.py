@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tinsmith_engine.sampling.logit_shaping import RowShaping, shape_logits
-from tinsmith_engine.sampling.token_selection import PickRule, pick
+from tinsmith_engine.sampling.decode.logit_shaping import RowShaping, shape_logits
+from tinsmith_engine.sampling.decode.token_selection import PickRule, pick
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
 from tinsmith_runtime.penalties import MAX_LOGIT_BIASES, Shaping
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tinsmith_engine.sampling.block_pool import BlockPool
-from tinsmith_engine.sampling.prefix_cache import PromptCache, PromptKey
+from tinsmith_engine.sampling.cache.block_pool import BlockPool
+from tinsmith_engine.sampling.cache.prefix_cache import PromptCache, PromptKey
 
 LOGITS = torch.zeros(1, 4)
 

@@ -12,7 +12,7 @@ from tests.unit.engine.conftest import LORA, VOCAB, save_tiny
 from tests.unit.engine.test_sampling import request, run_all
 
 from tinsmith_engine import Engine, Sampler, SampleRequest
-from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, BlockPool
+from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, BlockPool
 from tinsmith_runtime.errors import ConfigError, SequenceTooLongError
 
 # Of `save_tiny("qwen3")`: keys and values of 2 layers, 2 heads of 16 numbers, 4 bytes each.

@@ -20,9 +20,9 @@ from tinsmith_engine import (
     SampledSequence,
     Sampler,
 )
-from tinsmith_engine.sampling.decode_step import CachedDecoding
-from tinsmith_engine.sampling.prefix_cache import PromptKey
-from tinsmith_engine.sampling.token_selection import alternative_uniforms, uniform
+from tinsmith_engine.sampling.cache.prefix_cache import PromptKey
+from tinsmith_engine.sampling.decode.decode_step import CachedDecoding
+from tinsmith_engine.sampling.decode.token_selection import alternative_uniforms, uniform
 from tinsmith_runtime.errors import (
     InvalidFieldError,
     ShapeMismatchError,
@@ -102,7 +102,9 @@ def test_what_is_not_scored_is_not_computed(
         return head_rows(self, weights, head, hidden, start, stop)
 
     monkeypatch.setattr(CachedDecoding, "_head_rows", counted)
-    monkeypatch.setattr("tinsmith_engine.sampling.decode_step.chunk_rows", lambda vocab_size: 128)
+    monkeypatch.setattr(
+        "tinsmith_engine.sampling.decode.decode_step.chunk_rows", lambda vocab_size: 128
+    )
     scores(
         Sampler(engine),
         prompt_tokens=LONG,

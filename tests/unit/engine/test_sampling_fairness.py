@@ -12,7 +12,7 @@ from tests.unit.engine.test_sampling import request, run_all
 from tests.unit.engine.test_sampling_cache import BLOCK_BYTES, prompts
 
 from tinsmith_engine import Engine, Sampler
-from tinsmith_engine.sampling.step_plan import ProjectWork, StepCosts, StepPlanner
+from tinsmith_engine.sampling.schedule.step_plan import ProjectWork, StepCosts, StepPlanner
 
 
 def finishing_step(sampler: Sampler, request_id: int, *, at_most: int = 2000) -> int:

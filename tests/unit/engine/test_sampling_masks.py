@@ -16,7 +16,7 @@ from tests.unit.engine.test_sampling_cache import BLOCK_BYTES, prompts
 from tests.unit.engine.test_sampling_fairness import finishing_step
 
 from tinsmith_engine import Engine, Sampler, SampleRequest
-from tinsmith_engine.sampling.output_constraint import MASK_WAIT_S
+from tinsmith_engine.sampling.request.output_constraint import MASK_WAIT_S
 
 EVEN = np.full(-(-VOCAB // 32), 0x55555555, dtype=np.int32)
 """Lets every second token through."""

@@ -21,7 +21,7 @@ from tinsmith_engine import (
     Sampler,
     SampleRequest,
 )
-from tinsmith_engine.sampling.step_plan import PieceBudget
+from tinsmith_engine.sampling.schedule.step_plan import PieceBudget
 
 CONFIGS: tuple[AdapterConfig | None, ...] = (None, LORA, FullConfig())
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.engine.test_sampling import request, run_all
 
 from tinsmith_engine import Engine, Sampler
-from tinsmith_engine.sampling.stop_search import StopSearch
+from tinsmith_engine.sampling.request.stop_search import StopSearch
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.stop_strings import MAX_STOP_CHARACTERS
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.metrics import metric
 from tests.unit.test_tool_forms import Writer
 
-from tinsmith_engine.sampling.sample_request import OutputFormat
+from tinsmith_engine.sampling.request.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError, WorkerUnavailableError
 from tinsmith_sampler.forms import grammars as form_grammars
 from tinsmith_sampler.forms import trials as form_trials

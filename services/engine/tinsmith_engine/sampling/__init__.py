@@ -1,1 +1,7 @@
-"""Decoding: requests, KV and prefix caches, decode steps, token selection, prompt scores."""
+"""Decoding: `sampler` takes requests, `token_drawing` draws, and the rooms below do the rest.
+
+* `request`: what is asked for, and what ends a sample.
+* `schedule`: which sequences are decoded together.
+* `decode`: one step of all of them.
+* `cache`: keys and values of what was read.
+"""

@@ -30,19 +30,18 @@ from torch import Tensor
 from tinsmith_engine.base.types import Published
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.model.decoder import Decoder
-from tinsmith_engine.sampling.admission import Admission, Candidate
-from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, blocks_for
-from tinsmith_engine.sampling.decode_step import (
+from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, blocks_for
+from tinsmith_engine.sampling.cache.kv_cache import block_bytes
+from tinsmith_engine.sampling.cache.prefix_cache import MAX_PROMPTS
+from tinsmith_engine.sampling.decode.decode_step import (
     CachedDecoding,
     DecodeSequence,
     Decoding,
     RecomputeDecoding,
 )
-from tinsmith_engine.sampling.kv_cache import block_bytes
-from tinsmith_engine.sampling.logit_shaping import RowShaping
-from tinsmith_engine.sampling.output_constraint import MASK_WAIT_S, are_masked
-from tinsmith_engine.sampling.prefix_cache import MAX_PROMPTS
-from tinsmith_engine.sampling.sample_request import (
+from tinsmith_engine.sampling.decode.logit_shaping import RowShaping
+from tinsmith_engine.sampling.request.output_constraint import MASK_WAIT_S, are_masked
+from tinsmith_engine.sampling.request.sample_request import (
     SampledSequence,
     SampledToken,
     SampleRequest,
@@ -50,16 +49,17 @@ from tinsmith_engine.sampling.sample_request import (
     place_prompt,
     validate_sample_request,
 )
-from tinsmith_engine.sampling.sequence_cache import ReadPrompt, SequenceCache
-from tinsmith_engine.sampling.sequences import (
+from tinsmith_engine.sampling.request.stop_search import StopSearch
+from tinsmith_engine.sampling.schedule.admission import Admission, Candidate
+from tinsmith_engine.sampling.schedule.sequence_cache import ReadPrompt, SequenceCache
+from tinsmith_engine.sampling.schedule.sequences import (
     ActiveSequence,
     HeldLogits,
     Order,
     Reading,
     WaitingGroup,
 )
-from tinsmith_engine.sampling.step_plan import ProjectWork, StepPlanner
-from tinsmith_engine.sampling.stop_search import StopSearch
+from tinsmith_engine.sampling.schedule.step_plan import ProjectWork, StepPlanner
 from tinsmith_engine.sampling.token_drawing import draw_tokens
 from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import ConfigError, SequenceTooLongError

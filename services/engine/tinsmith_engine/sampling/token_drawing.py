@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tinsmith_engine.model.lm_head import log_probabilities
-from tinsmith_engine.sampling.logit_shaping import shape_logits
-from tinsmith_engine.sampling.output_constraint import mask_logits
-from tinsmith_engine.sampling.sample_request import SampledToken
-from tinsmith_engine.sampling.sequences import ActiveSequence
-from tinsmith_engine.sampling.token_selection import pick
+from tinsmith_engine.sampling.decode.logit_shaping import shape_logits
+from tinsmith_engine.sampling.decode.token_selection import pick
+from tinsmith_engine.sampling.request.output_constraint import mask_logits
+from tinsmith_engine.sampling.request.sample_request import SampledToken
+from tinsmith_engine.sampling.schedule.sequences import ActiveSequence
 
 
 def draw_tokens(

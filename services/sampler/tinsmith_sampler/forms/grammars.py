@@ -21,8 +21,8 @@ import numpy as np
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from tinsmith_engine.sampling.output_constraint import RowConstraint
-from tinsmith_engine.sampling.sample_request import OutputFormat
+from tinsmith_engine.sampling.request.output_constraint import RowConstraint
+from tinsmith_engine.sampling.request.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_sampler.forms.compiler import FormCompiler
 from tinsmith_sampler.forms.mask_queue import MaskQueue

@@ -16,7 +16,11 @@ from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 from tinsmith_engine import PromptLogprobs, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.contract.codec import decode_array, decode_input
-from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, OutputFormat, check_ranges
+from tinsmith_engine.sampling.request.sample_request import (
+    UNLIMITED_TOKENS,
+    OutputFormat,
+    check_ranges,
+)
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinsmith_engine import PromptLogprobs, SampledSequence, SampledToken, SampleRequest
-from tinsmith_engine.sampling.stop_search import StopSearch
+from tinsmith_engine.sampling.request.stop_search import StopSearch
 from tinsmith_sampler.engine_protocol import Ticket
 from tinsmith_sampler.vllm.messages import Adapter, Generate, LikeliestTokens, Update
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tinsmith_engine.sampling.sequence_cache import SequenceCache
-from tinsmith_engine.sampling.sequences import (
+from tinsmith_engine.sampling.schedule.sequence_cache import SequenceCache
+from tinsmith_engine.sampling.schedule.sequences import (
     ActiveSequence,
     Order,
     Reading,

@@ -11,18 +11,18 @@ import numpy as np
 from torch import Tensor
 
 from tinsmith_engine.base.types import Published
-from tinsmith_engine.sampling.logit_shaping import RowShaping
-from tinsmith_engine.sampling.output_constraint import RowConstraint
-from tinsmith_engine.sampling.prefix_cache import PromptKey
-from tinsmith_engine.sampling.prompt_logprobs import PromptScores
-from tinsmith_engine.sampling.sample_request import (
+from tinsmith_engine.sampling.cache.prefix_cache import PromptKey
+from tinsmith_engine.sampling.decode.logit_shaping import RowShaping
+from tinsmith_engine.sampling.decode.prompt_logprobs import PromptScores
+from tinsmith_engine.sampling.decode.token_selection import PickRule, uniform
+from tinsmith_engine.sampling.request.output_constraint import RowConstraint
+from tinsmith_engine.sampling.request.sample_request import (
     PromptLogprobs,
     SampledSequence,
     SampleRequest,
     TokenListener,
 )
-from tinsmith_engine.sampling.stop_search import StopSearch
-from tinsmith_engine.sampling.token_selection import PickRule, uniform
+from tinsmith_engine.sampling.request.stop_search import StopSearch
 
 
 @dataclass(slots=True, eq=False)

@@ -30,10 +30,10 @@ from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
 from tinsmith_engine.products.split_products import padded_rows
 from tinsmith_engine.runs.weight_versions import VersionStore
-from tinsmith_engine.sampling.block_pool import blocks_for
-from tinsmith_engine.sampling.decode_linear import decode_weights, head_weights
-from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache
-from tinsmith_engine.sampling.prompt_attention import CachedPiece, PromptAttention
+from tinsmith_engine.sampling.cache.block_pool import blocks_for
+from tinsmith_engine.sampling.cache.kv_cache import DecodeAttention, KvCache
+from tinsmith_engine.sampling.decode.decode_linear import decode_weights, head_weights
+from tinsmith_engine.sampling.decode.prompt_attention import CachedPiece, PromptAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tinsmith_runtime.penalties import NEUTRAL, Shaping
 from tinsmith_runtime.stop_strings import check_stop_strings
 
 if TYPE_CHECKING:
-    from tinsmith_engine.sampling.output_constraint import OutputConstraint
+    from tinsmith_engine.sampling.request.output_constraint import OutputConstraint
 
 DecodeText = Callable[[Sequence[int]], str]
 

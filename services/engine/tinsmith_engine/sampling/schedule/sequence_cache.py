@@ -14,16 +14,16 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tinsmith_engine.packing.images import rope_shift
-from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, BlockPool, blocks_for
-from tinsmith_engine.sampling.decode_step import Decoding, PromptPiece
-from tinsmith_engine.sampling.prefix_cache import PromptCache, digests_of_blocks
-from tinsmith_engine.sampling.prompt_logprobs import (
+from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, BlockPool, blocks_for
+from tinsmith_engine.sampling.cache.prefix_cache import PromptCache, digests_of_blocks
+from tinsmith_engine.sampling.decode.decode_step import Decoding, PromptPiece
+from tinsmith_engine.sampling.decode.prompt_logprobs import (
     PromptScores,
     first_scored_position,
     wants_scores,
 )
-from tinsmith_engine.sampling.sample_request import PromptLogprobs, SampleRequest
-from tinsmith_engine.sampling.sequences import ActiveSequence, Order, Reading, WaitingGroup
+from tinsmith_engine.sampling.request.sample_request import PromptLogprobs, SampleRequest
+from tinsmith_engine.sampling.schedule.sequences import ActiveSequence, Order, Reading, WaitingGroup
 
 _MIN_PLANNED = 4
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tinsmith_engine.model.attention import weighted_values
 from tinsmith_engine.model.decoder_config import DecoderConfig
 from tinsmith_engine.products.split_products import KSplit
-from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, blocks_for
+from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, blocks_for
 
 _COPIED_BLOCKS = 2
 """Rows of up to as many blocks are copied together where they do not lie in order.

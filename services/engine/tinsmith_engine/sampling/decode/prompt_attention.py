@@ -18,8 +18,8 @@ from torch import Tensor
 from tinsmith_engine.model.attention import PackedAttention, attend_behind
 from tinsmith_engine.packing.packing import SEGMENT_ROWS, PackedRows, attention_buckets
 from tinsmith_engine.products.split_products import KSplit, padded_rows
-from tinsmith_engine.sampling.block_pool import blocks_for
-from tinsmith_engine.sampling.kv_cache import KvCache, place_of
+from tinsmith_engine.sampling.cache.block_pool import blocks_for
+from tinsmith_engine.sampling.cache.kv_cache import KvCache, place_of
 
 
 class CachedPiece(NamedTuple):

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.model.lm_head import log_probabilities
-from tinsmith_engine.sampling.sample_request import (
+from tinsmith_engine.sampling.decode.token_selection import alternative_uniforms, draw
+from tinsmith_engine.sampling.request.sample_request import (
     PromptAlternatives,
     PromptLogprobs,
     SampleRequest,
 )
-from tinsmith_engine.sampling.token_selection import alternative_uniforms, draw
 
 
 def wants_scores(request: SampleRequest) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from tinsmith_engine.base.types import Published
-from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, BlockPool
+from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, BlockPool
 
 # Each keeps a row of logits besides its blocks.
 MAX_PROMPTS = 32

@@ -1,0 +1,1 @@
+"""Keys and values of tokens that were read: blocks, tables, prompts that are known."""

@@ -1,0 +1,1 @@
+"""One decode step: linear layers of rows, attention over prompts, and the choice of tokens."""

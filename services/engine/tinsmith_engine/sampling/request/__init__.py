@@ -1,0 +1,1 @@
+"""What a sample is asked for, and what ends it: requests, forms, stop strings."""

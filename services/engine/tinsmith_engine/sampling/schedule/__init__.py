@@ -1,0 +1,1 @@
+"""Which sequences are decoded together, and in what room."""
