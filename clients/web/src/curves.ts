@@ -1,4 +1,4 @@
-// Curves: put together from what the server sends, smoothed, and laid over each other.
+// Curves: put together from what the server draws (run_metrics/blocks.py), smoothed, and laid over each other.
 
 /** One metric over steps, in columns; see `MetricCurve` of the contract. */
 export interface Curve {

@@ -34,7 +34,7 @@ from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine,
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.metrics import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, WEIGHTS_SECONDS
 from tinsmith_sampler.queue_limits import QueueLimits
-from tinsmith_sampler.run_sampling import RUN_SAMPLING, run_of
+from tinsmith_sampler.sampled_metrics import RUN_SAMPLING, run_of
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
 from tinsmith_sampler.usage_log import SampledUsage

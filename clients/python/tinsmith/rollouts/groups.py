@@ -1,4 +1,4 @@
-"""Groups of episodes: G plays for each of P tasks, at once.
+"""Groups of episodes: G plays for each of P tasks, as many at once as `GroupPlan` lets begin.
 
 An episode that failed for infrastructure, its environment or the sampler, is played again in a
 fresh instance. After a bounded number of times it leaves its group. It never counts as a

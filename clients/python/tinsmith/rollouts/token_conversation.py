@@ -1,5 +1,7 @@
 """A conversation in tokens alone: what the environment shows follows the turn as it is.
 
+It is for environments that show tokens; `chat` is for messages and images.
+
 There is no template, so nothing is rendered and no history can be rewritten. The end of a turn is a
 token like others; where it belongs in the context, the model sampled it.
 """

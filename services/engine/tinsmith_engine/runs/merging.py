@@ -2,7 +2,8 @@
 
 Works on files: tensors of the base model are read one at a time, changed where the adapter has
 matrices for them, and written in shards. Memory holds one shard. The sum `W + scale * B A` is taken
-in float32 and rounded once, to the dtype that the base model's files have.
+in float32 and rounded once, to the dtype that the base model's files have. A head that is tied to
+the embedding and has an adapter becomes a tensor of its own.
 """
 
 from __future__ import annotations

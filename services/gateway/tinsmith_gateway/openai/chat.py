@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`; tools are refused where the template has no notation for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Conversations to prompts, by the model's own chat template; nothing is added to what was said.
 
-Messages are given in the forms that the template shows, and none is lost (`Tokenizer`).
+Messages are given in the forms that the template shows, and none is lost (`Tokenizer`). Whether a
+template takes tools is decided in `chat`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The usage of all projects and their budgets: reported by pods, read by people."""
+"""The usage of all projects and their budgets: reported by pods, read by people.
+
+Pods refuse what is over a budget themselves, by the gate of `tinsmith_runtime.usage`.
+"""
 
 from __future__ import annotations
 
