@@ -34,7 +34,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
-from tinsmith_runtime.tokenizer_files import digest_of
+from tinsmith_runtime.text.tokenizer_files import digest_of
 
 SCRIPTED_MODEL = "scripted"
 MAX_CONTEXT = 512

@@ -14,7 +14,7 @@ import pytest
 
 from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from tinsmith_runtime.errors import RateLimitedError, ResourceExhaustedError
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.ledger import StoredFile
 from tinsmith_runtime.rpc.in_flight import Admission, Limits, LimitSettings
 from tinsmith_trainer.checkpoints.uploads import Upload, Uploads

@@ -31,7 +31,7 @@ from tinsmith_coordinator.rpc.service_players import ServicePlayers
 from tinsmith_coordinator.rpc.servicer import EpisodeServicer
 from tinsmith_coordinator.store.database import Clock, database_clock
 from tinsmith_coordinator.store.tables import STORE
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.sql import Database, open_store
 

@@ -18,7 +18,7 @@ from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import ModelNotFoundError
 from tinsmith_runtime.pod.engine_settings import EngineConfig
-from tinsmith_runtime.tokenizer_files import require_tokenizers
+from tinsmith_runtime.text.tokenizer_files import require_tokenizers
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")

@@ -28,7 +28,7 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
     internal_error,
 )
-from tinsmith_runtime.tokenizer_files import read_stop_token_ids
+from tinsmith_runtime.text.tokenizer_files import read_stop_token_ids
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import (
     EngineCapabilities,

@@ -12,13 +12,13 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import job_pb2_grpc, run_metrics_pb2_grpc, scheduler_pb2_grpc, usage_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database, open_store
-from tinsmith_runtime.token_buckets import TokenBuckets
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig

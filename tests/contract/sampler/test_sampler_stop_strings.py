@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.sampler_harness import code_of, refusal, running_sampler
 
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.stop_strings import MAX_STOP_CHARACTERS
+from tinsmith_runtime.text.stop_strings import MAX_STOP_CHARACTERS
 
 
 @pytest.mark.asyncio

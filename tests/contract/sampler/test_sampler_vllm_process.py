@@ -26,7 +26,7 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
     WorkerUnavailableError,
 )
-from tinsmith_runtime.penalties import Shaping
+from tinsmith_runtime.text.penalties import Shaping
 from tinsmith_sampler.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure

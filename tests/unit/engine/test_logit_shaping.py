@@ -11,7 +11,7 @@ import torch
 from tinsmith_engine.sampling.decode.logit_shaping import RowShaping, shape_logits
 from tinsmith_engine.sampling.decode.token_selection import PickRule, pick
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
-from tinsmith_runtime.penalties import MAX_LOGIT_BIASES, Shaping
+from tinsmith_runtime.text.penalties import MAX_LOGIT_BIASES, Shaping
 
 VOCABULARY = 50
 

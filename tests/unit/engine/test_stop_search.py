@@ -10,7 +10,7 @@ from tests.unit.engine.test_sampling import request, run_all
 from tinsmith_engine import Engine, Sampler
 from tinsmith_engine.sampling.request.stop_search import StopSearch
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.stop_strings import MAX_STOP_CHARACTERS
+from tinsmith_runtime.text.stop_strings import MAX_STOP_CHARACTERS
 
 
 def bytes_of(tokens: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.permissions import KeyRole
-from tinsmith_runtime.tokenizer_files import digest_of
+from tinsmith_runtime.text.tokenizer_files import digest_of
 
 BOUNDS = Confinement(timeout_s=60.0, start_timeout_s=60.0, memory_bytes=2**29, max_processes=2)
 HASTY = Confinement(timeout_s=3.0, start_timeout_s=60.0, memory_bytes=2**29, max_processes=2)

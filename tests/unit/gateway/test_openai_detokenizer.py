@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fakes.scripted_sampler import tokenizer_files
 
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
+from tinsmith_runtime.text.detokenizer import IncrementalDetokenizer, StopFilter
 
 BYTES = Tokenizer(tokenizer_files())
 

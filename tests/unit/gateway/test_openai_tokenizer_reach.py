@@ -17,7 +17,7 @@ from tinsmith_runtime.confined.process import ConfinedProcesses, Confinement
 from tinsmith_runtime.errors import FailedPreconditionError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.permissions import KeyRole
-from tinsmith_runtime.tokenizer_files import digest_of
+from tinsmith_runtime.text.tokenizer_files import digest_of
 
 CONFINEMENT = Confinement(timeout_s=60.0, start_timeout_s=60.0, memory_bytes=2**30, max_processes=2)
 MINE = Credential(Caller("p", KeyRole.MEMBER, "k"), (), "k")

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from tinsmith_gateway.tokenizing.model_tokenizer import ModelTokenizer
-from tinsmith_runtime.detokenizer import IncrementalDetokenizer
+from tinsmith_runtime.text.detokenizer import IncrementalDetokenizer
 
 LETTERS = list("adefhinoht.")
 PIECES = [

@@ -8,7 +8,7 @@ from tests.fakes.tinker_wire import sample_body
 from tinsmith_gateway.openai.bodies import SamplingBody
 from tinsmith_gateway.tinker.wire import bodies, sample_codec
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from tinsmith_runtime.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 
 LONGEST, TOO_LONG = "x" * MAX_STOP_CHARACTERS, "x" * (MAX_STOP_CHARACTERS + 1)
 

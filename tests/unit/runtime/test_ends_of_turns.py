@@ -11,7 +11,7 @@ from tests.fakes.family_templates import CHATML
 
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith_runtime.errors import ModelNotFoundError
-from tinsmith_runtime.tokenizer_files import read_stop_token_ids
+from tinsmith_runtime.text.tokenizer_files import read_stop_token_ids
 
 BARE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 

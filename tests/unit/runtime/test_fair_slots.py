@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 
 SECONDS = 30
 

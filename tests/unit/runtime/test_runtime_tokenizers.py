@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tinsmith_runtime.errors import ModelNotFoundError
-from tinsmith_runtime.tokenizer_files import require_tokenizers
+from tinsmith_runtime.text.tokenizer_files import require_tokenizers
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

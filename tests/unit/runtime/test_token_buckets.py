@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinsmith_runtime.token_buckets import TokenBuckets
+from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 
 
 class Clock:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith_gateway.tokenizing.model_tokenizer import ModelTokenizer
-from tinsmith_runtime.tokenizer_files import read_tokenizer
+from tinsmith_runtime.text.tokenizer_files import read_tokenizer
 
 LONG = "word " * 30 + "ANSWER THIS"
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "ADDS"}}]

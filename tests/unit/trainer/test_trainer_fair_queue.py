@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinsmith_runtime.deficit_round_robin import Backlog, CycleShare, FairQueue
+from tinsmith_runtime.fairness.deficit_round_robin import Backlog, CycleShare, FairQueue
 
 CYCLE = 100
 

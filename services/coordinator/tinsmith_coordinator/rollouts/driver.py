@@ -36,7 +36,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     internal_error,
 )
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.sql import Database
 from tinsmith_runtime.tenant import bind_tenant
 

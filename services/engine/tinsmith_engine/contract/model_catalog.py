@@ -10,7 +10,7 @@ from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.contract.codec import encode_model
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.tokenizer_files import read_stop_token_ids, read_tokenizer
+from tinsmith_runtime.text.tokenizer_files import read_stop_token_ids, read_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

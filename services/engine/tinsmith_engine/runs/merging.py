@@ -37,7 +37,7 @@ from tinsmith_engine.model.decoder_config import decoder_config, fused_experts, 
 from tinsmith_engine.runs.peft_import import PEFT_PREFIX
 from tinsmith_engine.runs.run_store import adapter_scale
 from tinsmith_runtime.errors import CheckpointIncompatibleError
-from tinsmith_runtime.tokenizer_files import (
+from tinsmith_runtime.text.tokenizer_files import (
     NAMED_TEMPLATES_FOLDER,
     TEMPLATE_FILES,
     TOKENIZER_CONFIG_FILE,

@@ -21,8 +21,8 @@ from tinsmith_gateway.json_lists import List
 from tinsmith_gateway.openai.closed_schemas import close_objects
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.penalties import Shaping
-from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
+from tinsmith_runtime.text.penalties import Shaping
+from tinsmith_runtime.text.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 
 _MAX_INT32 = 2**31 - 1
 _MAX_TOP_LOGPROBS = 20

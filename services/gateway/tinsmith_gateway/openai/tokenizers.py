@@ -27,7 +27,7 @@ from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
 from tinsmith_runtime.confined.process import ConfinedProcesses
 from tinsmith_runtime.errors import FailedPreconditionError
-from tinsmith_runtime.tokenizer_files import digest_of
+from tinsmith_runtime.text.tokenizer_files import digest_of
 
 _FRESH_S = 60.0
 MAX_TOKENIZER_KEYS = 10_000

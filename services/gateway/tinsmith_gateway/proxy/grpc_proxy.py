@@ -47,7 +47,7 @@ from tinsmith_runtime.errors import (
     UnimplementedError,
     WorkerUnavailableError,
 )
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 from tinsmith_runtime.rpc.peers import network_of
-from tinsmith_runtime.token_buckets import TokenBuckets
 
 STRANGERS_STREAMS_AT_ONCE = 2048
 """Streams that an address may open at once before it has shown a good key."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from tinsmith.errors import DeadlineExceededError
 from tinsmith_runtime.errors import MalformedRequestError
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.rpc.in_flight import Admission
 
 _SHARE_OF_PROJECT = 2

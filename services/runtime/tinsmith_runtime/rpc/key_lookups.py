@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from tinsmith_runtime.errors import RateLimitedError
+from tinsmith_runtime.fairness.token_buckets import MAX_OWNERS, TokenBuckets
 from tinsmith_runtime.rpc.peers import network_of
-from tinsmith_runtime.token_buckets import MAX_OWNERS, TokenBuckets
 
 AnswerT = TypeVar("AnswerT")
 EntryT = TypeVar("EntryT", bound=Hashable)

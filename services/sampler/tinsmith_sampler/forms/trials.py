@@ -16,7 +16,7 @@ from tinsmith_runtime.confined.process import (
     WorkEndedError,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 
 MAX_COMPILE_S = 3.0
 """What a form may take to be compiled, of the clock and of a core."""

@@ -22,8 +22,8 @@ from tinsmith_engine.sampling.request.sample_request import (
     check_ranges,
 )
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
-from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields
+from tinsmith_runtime.text.penalties import Shaping
 from tinsmith_sampler.engine_driver import Load
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target

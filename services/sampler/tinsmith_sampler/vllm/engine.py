@@ -30,7 +30,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
     internal_error,
 )
-from tinsmith_runtime.penalties import NEUTRAL, Shaping
+from tinsmith_runtime.text.penalties import NEUTRAL, Shaping
 from tinsmith_sampler.engine_protocol import (
     EngineCapabilities,
     EngineStatistics,

@@ -14,7 +14,7 @@ from tinsmith_engine.files.base_copies import HEAD_WEIGHT, holds_another_head
 from tinsmith_engine.files.hub_files import load_hf_config, resolve_model, stored_tensors
 from tinsmith_engine.files.weight_files import read_header_of
 from tinsmith_runtime.errors import CheckpointIncompatibleError
-from tinsmith_runtime.tokenizer_files import require_tokenizers
+from tinsmith_runtime.text.tokenizer_files import require_tokenizers
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine
 from tinsmith_sampler.forms.trials import FormTrials

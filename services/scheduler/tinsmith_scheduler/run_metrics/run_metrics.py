@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from tinsmith.names import RunName
 from tinsmith_runtime.errors import RateLimitedError, ResourceExhaustedError
+from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 from tinsmith_runtime.rpc.requests import decode_key_token, encode_key_token
 from tinsmith_runtime.sql import Database
-from tinsmith_runtime.token_buckets import TokenBuckets
 from tinsmith_scheduler.run_metrics import blocks, metric_store
 from tinsmith_scheduler.run_metrics.blocks import Points
 from tinsmith_scheduler.run_metrics.metric_store import CurveQuery, Curves, Metric, MetricLimits

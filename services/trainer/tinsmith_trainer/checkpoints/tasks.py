@@ -22,7 +22,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     internal_error,
 )
-from tinsmith_runtime.fair_slots import FairSlots
+from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.ledger import (
     CheckpointRecord,
     ExportRecord,

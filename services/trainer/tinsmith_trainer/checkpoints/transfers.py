@@ -33,7 +33,7 @@ from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedErro
 from tinsmith_runtime.ledger import CheckpointRecord, ExportRecord, Ledger, RunRecord, StoredFile
 from tinsmith_runtime.storage.checkpoint_manifests import WrittenManifest
 from tinsmith_runtime.storage.objects import CHUNK_BYTES, Progress
-from tinsmith_runtime.tokenizer_files import TEMPLATE_FILE
+from tinsmith_runtime.text.tokenizer_files import TEMPLATE_FILE
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, stored_files
 from tinsmith_trainer.checkpoints.uploads import Uploads

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tinsmith_runtime.deficit_round_robin import FairQueue
+from tinsmith_runtime.fairness.deficit_round_robin import FairQueue
 from tinsmith_trainer.cycle.in_flight import CyclesInFlight
 from tinsmith_trainer.execution.slices import Part, Slice, backlog_of, cut, is_suspect, next_parts
 from tinsmith_trainer.metrics import WAITING_RUNS

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_runtime.deficit_round_robin import Backlog
+from tinsmith_runtime.fairness.deficit_round_robin import Backlog
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import QueuedOperation

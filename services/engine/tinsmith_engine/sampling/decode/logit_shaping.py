@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_runtime.penalties import Shaping
+from tinsmith_runtime.text.penalties import Shaping
 
 
 class RowShaping:

@@ -26,8 +26,8 @@ from tinsmith_runtime.errors import (
     ShapeMismatchError,
     TokenOutOfVocabularyError,
 )
-from tinsmith_runtime.penalties import NEUTRAL, Shaping
-from tinsmith_runtime.stop_strings import check_stop_strings
+from tinsmith_runtime.text.penalties import NEUTRAL, Shaping
+from tinsmith_runtime.text.stop_strings import check_stop_strings
 
 if TYPE_CHECKING:
     from tinsmith_engine.sampling.request.output_constraint import OutputConstraint

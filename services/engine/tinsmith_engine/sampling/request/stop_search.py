@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinsmith_runtime.detokenizer import Decode, IncrementalDetokenizer
+from tinsmith_runtime.text.detokenizer import Decode, IncrementalDetokenizer
 
 
 class StopSearch:

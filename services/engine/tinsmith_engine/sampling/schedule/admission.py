@@ -21,7 +21,7 @@ from tinsmith_engine.sampling.schedule.sequences import (
     WaitingGroup,
     WaitingGroups,
 )
-from tinsmith_runtime.deficit_round_robin import share_out
+from tinsmith_runtime.fairness.deficit_round_robin import share_out
 
 _LOOKED_AT = 16
 """Waiting groups of a project that are looked at for one that fits."""

@@ -26,7 +26,7 @@ import numpy as np
 from tinsmith_engine.base.types import FloatArray
 from tinsmith_engine.packing.packing import SEGMENT_ROWS
 from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS
-from tinsmith_runtime.deficit_round_robin import Backlog, FairQueue
+from tinsmith_runtime.fairness.deficit_round_robin import Backlog, FairQueue
 
 _DECAY = 0.99
 _PRIOR_WEIGHT = 4.0

@@ -9,7 +9,7 @@ from typing import Any
 from tinsmith.text.tool_notations import Piece, ToolCall, ToolCallParser
 from tinsmith_gateway.openai.codec import Sampled, Top
 from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
-from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
+from tinsmith_runtime.text.detokenizer import IncrementalDetokenizer, StopFilter
 
 # JSON has no infinity; OpenAI shows this for what is out of the question.
 _LOWEST_LOGPROB = -9999.0

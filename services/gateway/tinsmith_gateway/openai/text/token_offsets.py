@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tinsmith_runtime.detokenizer import IncrementalDetokenizer
+from tinsmith_runtime.text.detokenizer import IncrementalDetokenizer
 
 
 class SampleOffsets:

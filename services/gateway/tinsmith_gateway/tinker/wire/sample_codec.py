@@ -16,7 +16,7 @@ from tinsmith_gateway.tinker import wire_pb2
 from tinsmith_gateway.tinker.wire import bodies, tensor_codec
 from tinsmith_gateway.tinker.wire.training_codec import image_chunk
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
-from tinsmith_runtime.stop_strings import check_stop_strings
+from tinsmith_runtime.text.stop_strings import check_stop_strings
 
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 _STOP_REASONS = {

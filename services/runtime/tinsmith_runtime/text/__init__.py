@@ -1,0 +1,1 @@
+"""Tokens and text of sampling pods: pieces of text, stop strings, penalties, tokenizer files."""
