@@ -1,1 +1,1 @@
-"""Who is next, and how much each may do: turns between projects, slots, token buckets."""
+"""Turns between projects, slots, and token buckets: what is next, and how much each may do."""
