@@ -6,9 +6,9 @@ the job holds nothing; a key in it that was replaced before that is bad.
 
 from __future__ import annotations
 
-from tinsmith_controller.kube.api_client import SECRETS, Cluster
+from tinsmith_controller.kube.api_client import SECRETS, ApiError, Cluster
 from tinsmith_controller.kube.leader_election import LeaderElection
-from tinsmith_controller.owned_objects import Memory, RetryLaterError
+from tinsmith_controller.owned_objects import Memory, RetryLaterError, is_owned_by
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import JobIdentity, KeySpentError, SchedulerClient
 from tinsmith_jobs.naming import pod_keys_name
@@ -91,9 +91,21 @@ class JobKeys:
         """
         holds_keys = bool(item.status.assignments) or memory.key_secret is not None
         if holds_keys and not plan.status.assignments:
-            self._election.require()
-            self._cluster.delete(SECRETS, item.key.namespace, pod_keys_name(item.key.name))
+            self._delete_own(item, pod_keys_name(item.key.name))
             memory.key_secret = None
+
+    def _delete_own(self, item: Job | Pool, name: str) -> None:
+        """Delete a secret unless it is another workload's: a pool may have the name of a job."""
+        try:
+            found = self._cluster.get(SECRETS, item.key.namespace, name)
+        except ApiError as error:
+            if error.is_not_found:
+                return
+            raise
+        if is_owned_by(item, found):
+            self._election.require()
+            uid = found["metadata"]["uid"]
+            self._cluster.delete(SECRETS, item.key.namespace, name, uid=uid)
 
 
 def _generation(status: Status) -> int:

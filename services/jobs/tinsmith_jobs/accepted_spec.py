@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from tinsmith_jobs.checkpoint_references import jobs_of
 from tinsmith_jobs.recipe_check import check_recipe
 from tinsmith_jobs.spec import JobSpec, PoolSpec
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
@@ -41,7 +42,12 @@ class HeldSpec(Generic[SpecT]):
 
 
 def held_job_spec(
-    name: str, present: object, accepted: str, refusal: Callable[[JobSpec], str]
+    name: str,
+    present: object,
+    accepted: str,
+    refusal: Callable[[JobSpec], str],
+    *,
+    has_begun: bool = False,
 ) -> HeldSpec[JobSpec]:
     """Return the spec of a job that holds.
 
@@ -50,11 +56,12 @@ def held_job_spec(
         present: Its spec, as JSON.
         accepted: The spec that was accepted before, as text; empty if it holds no nodes.
         refusal: Says why a spec that can be run is not allowed to, or nothing.
+        has_begun: Whether the job has ever held nodes.
     """
     text = _text(present)
-    before, _ = _job_of(name, accepted, True) if accepted else (None, "")
+    before, _ = _job_of(name, accepted, True, True) if accepted else (None, "")
     is_same = before is not None and text == accepted
-    spec, error = (before, "") if is_same else _job_of(name, text, False)
+    spec, error = (before, "") if is_same else _job_of(name, text, False, has_begun)
     if before is None or refusal(before):
         return HeldSpec(spec, text, spec_error=error)
     problem = error
@@ -86,6 +93,7 @@ def changed_while_held(before: JobSpec, after: JobSpec) -> str:
         "spec.poolRef": (before.pool, after.pool),
         "spec.adapter": (before.adapter, after.adapter),
         "spec.method.type": (before.method, after.method),
+        "the job whose checkpoint is named": (jobs_of(before), jobs_of(after)),
     }
     for role in after.roles:
         same = before.role(role.name)
@@ -105,11 +113,11 @@ def _text(spec: object) -> str:
 
 # Each write of a status brings the same spec again.
 @functools.lru_cache(maxsize=_NUM_KEPT)
-def _job_of(name: str, text: str, is_accepted: bool) -> tuple[JobSpec | None, str]:
+def _job_of(name: str, text: str, is_accepted: bool, has_begun: bool) -> tuple[JobSpec | None, str]:
     def decode(name: str, spec: object) -> JobSpec:
         job = decode_job(name, spec, is_accepted=is_accepted)
         if not is_accepted:
-            check_recipe(job)
+            check_recipe(job, has_begun=has_begun)
         return job
 
     return _decoded(decode, name, text)

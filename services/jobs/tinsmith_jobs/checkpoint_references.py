@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tinsmith_jobs.spec import JobSpec, Method
+from tinsmith_jobs.spec import JobSpec
 
 _PREFIX = "trainingJobs/"
+_PARAMETERS = ("checkpoint", "judge")
+"""Of methods: what `evaluate` scores, and the model that scores answers."""
 
 
 def job_of(given: str) -> str:
@@ -35,10 +37,12 @@ def with_checkpoints(spec: JobSpec, found: Mapping[str, str]) -> JobSpec:
         return found.get(job_of(given), given)
 
     checkpoint = replace(spec.checkpoint, resume_from=whole(spec.checkpoint.resume_from))
-    parameters = spec.parameters
-    if spec.method is Method.EVALUATE and "checkpoint" in parameters:
-        scored = ",".join(map(whole, _scored(spec)))
-        parameters = {**parameters, "checkpoint": scored}
+    parameters = {
+        name: ",".join(map(whole, _parts(value)))
+        if name in _PARAMETERS and any(map(job_of, _parts(value)))
+        else value
+        for name, value in spec.parameters.items()
+    }
     return replace(
         spec,
         checkpoint=checkpoint,
@@ -50,9 +54,10 @@ def with_checkpoints(spec: JobSpec, found: Mapping[str, str]) -> JobSpec:
 def _named(spec: JobSpec) -> Iterator[str]:
     yield spec.checkpoint.resume_from
     yield spec.serve_checkpoint
-    if spec.method is Method.EVALUATE:
-        yield from _scored(spec)
+    for name in _PARAMETERS:
+        yield from _parts(spec.parameters.get(name))
 
 
-def _scored(spec: JobSpec) -> list[str]:
-    return [name.strip() for name in str(spec.parameters.get("checkpoint") or "").split(",")]
+def _parts(value: object) -> list[str]:
+    """Return the names in a parameter, which has several with commas; none if it is no text."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else []

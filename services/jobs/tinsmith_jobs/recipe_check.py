@@ -44,12 +44,14 @@ OWN_VARIABLES = frozenset(
 """Variables of drivers and workers with what the job is, its keys and its addresses."""
 
 
-def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
+def check_recipe(job: JobSpec, *, is_local: bool = False, has_begun: bool = False) -> None:
     """Refuse settings that the driver of a job would refuse.
 
     Args:
         job: What is to be run.
         is_local: Whether the driver runs beside this process, which runs no images.
+        has_begun: Whether it ran before, perhaps under a release that took what has no effect: that
+            ends no job.
 
     Raises:
         SpecError: If the recipe has no such setting, or not with this value, or its data cannot be
@@ -57,18 +59,20 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
             if something would be of no use.
     """
     _check_variables(job)
-    _check_templates(job)
     _check_checkpoint("spec.serve.checkpoint", job.serve_checkpoint, job.serve_checkpoint)
     driver = job.role(DRIVER)
     template = driver.template if driver is not None else Template()
     is_own = bool(template.command or (template.image and not is_local))
-    if not is_local:
+    is_new = not is_local and not has_begun
+    if is_new:
+        _check_templates(job)
         _check_idle_fields(job)
     if job.method.value not in RECIPE_METHODS or is_own:
         return
     _check_short_checkpoint("spec.checkpoint.resumeFrom", job.checkpoint.resume_from)
-    if not is_local:
+    if is_new:
         _check_idle_roles(job)
+    if not is_local:
         _check_data(job)
     unseen = frozenset() if is_local else _NEED_PACKAGES
     parameters = {name: value for name, value in job.parameters.items() if name not in unseen}
@@ -85,7 +89,7 @@ def check_recipe(job: JobSpec, *, is_local: bool = False) -> None:
     if job.method is Method.EVALUATE:
         for name in method.config.checkpoint.split(","):
             _check_short_checkpoint("spec.method.parameters.checkpoint", name.strip())
-    if not is_local and getattr(method.config, "rollouts", "") == "server":
+    if is_new and getattr(method.config, "rollouts", "") == "server":
         _check_coordinator(job)
     if not is_local and job.model is not None:
         _check_judge(getattr(method.config, "judge", ""), job.model.name)
@@ -110,7 +114,8 @@ def _check_templates(job: JobSpec) -> None:
     for role in job.roles:
         template = role.template
         names = [str(entry["name"]) for entry in template.env]
-        twice = next((name for name in names if names.count(name) > 1), "")
+        texts = " ".join(str(entry.get("value", "")) for entry in template.env)
+        twice = next((n for n in names if names.count(n) > 1 and f"$({n})" not in texts), "")
         if twice:
             raise SpecError(
                 f"template.env of the {role.name} sets {twice} twice, and the first has no effect; "

@@ -10,6 +10,7 @@ from tests.unit.controller.cluster_in_memory import NAMESPACE, World
 from tests.unit.controller.process_in_memory import Process, status_of
 
 from tinsmith_controller.kube.api_client import Json
+from tinsmith_controller.owned_objects import RetryLaterError
 from tinsmith_jobs.plan.observed import Report
 from tinsmith_jobs.status import Saved
 
@@ -189,3 +190,20 @@ def test_a_job_that_comes_after_the_one_that_it_names_begins_at_once(world: Worl
 
     assert status_of(world, "second")["phase"] == "Running"
     assert status_of(world, "second")["namedCheckpoints"] == {"first": saved["name"]}
+
+
+def test_the_end_of_a_job_leaves_the_keys_of_a_pool_that_has_its_name(world: World) -> None:
+    process = Process(world)
+    world.pool("same", replicas=1, gpus=1)
+    process.settle()
+    job_on_a_pool(world, "same")
+    world.edit("trainingjobs", "same", poolRef={"name": "same"})
+    with pytest.raises(RetryLaterError, match="is left of another workload"):
+        process.settle()
+    assert status_of(world, "same")["assignments"]
+
+    world.edit("trainingjobs", "same", cancel=True)
+    process.settle()
+
+    assert status_of(world, "same")["phase"] == "Cancelled"
+    assert world.has("secrets", NAMESPACE, "same-pod-keys")

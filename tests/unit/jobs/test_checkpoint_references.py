@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tinsmith_jobs.accepted_spec import changed_while_held
 from tinsmith_jobs.checkpoint_references import jobs_of, with_checkpoints
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import JOB_KIND, NamespacedName
 from tinsmith_jobs.plan.named_checkpoints import missing_checkpoints, note_found
 from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.retry_policy import begun_anew
 from tinsmith_jobs.recipe_check import check_recipe
 from tinsmith_jobs.spec_codec import decode_job
 from tinsmith_jobs.spec_reader import SpecError
@@ -101,6 +103,24 @@ def test_what_a_job_waits_for_is_said(other: Job | None, says: str) -> None:
     waiting = job("second", RESUMED)
     assert list(missing_checkpoints(waiting, lambda _: other)) == [says]
     assert not note_found(waiting, lambda _: other).named_checkpoints
+
+
+def test_what_was_found_is_kept_by_a_job_that_is_tried_again() -> None:
+    status = Status(named_checkpoints={"first": SAVED}, phase=Phase.FAILED)
+    assert begun_anew(status, 2).named_checkpoints == {"first": SAVED}
+
+
+def test_a_running_job_names_no_other_job() -> None:
+    before, after = decode_job("job", SERVED), decode_job("job", {**SERVED, "serve": {}})
+    assert "only while the job is suspended" in changed_while_held(before, after)
+
+
+def test_parameters_that_name_no_job_stay_as_they_are() -> None:
+    method = {"type": "custom", "parameters": {"checkpoint": ["a", "b"], "judge": "a, b"}}
+    template = {"command": ["python", "loop.py"]}
+    roles = {"trainer": {"gpus": 1}, "driver": {"template": template}}
+    spec = decode_job("job", spec_of(method=method, roles=roles))
+    assert with_checkpoints(spec, {"first": SAVED}) == spec
 
 
 def test_a_job_that_names_itself_is_told_so() -> None:

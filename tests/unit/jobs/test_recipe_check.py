@@ -117,3 +117,17 @@ def test_what_needs_a_package_is_looked_at_on_one_machine_alone() -> None:
 
     with pytest.raises(SpecError, match="log_to is 'no-such-tracker'"):
         check_recipe(job, is_local=True)
+
+
+def test_what_has_no_effect_ends_no_job_that_began_under_an_older_release() -> None:
+    job = decode_job(
+        "sft",
+        {
+            "model": {"name": "tiny", "source": "pvc://models/tiny"},
+            "method": {"type": "supervised"},
+            "roles": {"trainer": {"gpus": 1}, "coordinator": {}},
+        },
+    )
+    with pytest.raises(SpecError, match="plays nothing"):
+        check_recipe(job)
+    check_recipe(job, has_begun=True)

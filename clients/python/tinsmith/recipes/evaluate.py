@@ -125,9 +125,11 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> li
         agent = f"{number}-{slugify(weights)}" if len(samplers) > 1 else ""
         keeper = RememberingKeeper(folder, config.keep_rollouts, sampler, agent)
         sampler.on_answer = partial(observer.playing, number, len(samplers))
-        with observer.interruptible():
-            make_sources[number](keeper).score(0)
-        sampler.on_answer = None
+        try:
+            with observer.interruptible():
+                make_sources[number](keeper).score(0)
+        finally:
+            sampler.on_answer = None
         played = plays[weights] = keeper.played
         first = next(iter(plays.values()))
         compared = None if played is first else first

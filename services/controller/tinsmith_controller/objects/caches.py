@@ -221,7 +221,7 @@ class Caches:
         self._on_workload(record.item.key)
         if record.item.key.kind == POOL_KIND:
             self._wake_jobs_of(record.item.key)
-        elif _final_of(before) != _final_of(after):
+        elif self._jobs.wait_synced(0) and _final_of(before) != _final_of(after):
             self._wake_jobs_after(record.item.key)
         self._on_capacity()
 
@@ -235,7 +235,7 @@ class Caches:
 
     def _wake_jobs_after(self, ended: NamespacedName) -> None:
         """Have the jobs looked at that may wait for the final checkpoint of another."""
-        for job in self.jobs():
+        for job in self._jobs.snapshot().values():
             spec, key = job.item.spec, job.item.key
             named = jobs_of(spec) if isinstance(spec, JobSpec) else ()
             if ended.name in named and key.namespace == ended.namespace:

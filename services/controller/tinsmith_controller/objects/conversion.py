@@ -132,7 +132,11 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
         held_pool_spec(name, spec, status.accepted_spec)
         if is_pool
         else held_job_spec(
-            name, spec, status.accepted_spec, lambda job: check(job, has_queue_label)
+            name,
+            spec,
+            status.accepted_spec,
+            lambda job: check(job, has_queue_label),
+            has_begun=status.start_time is not None,
         )
     )
     fields: dict[str, Any] = {

@@ -54,6 +54,7 @@ def begun_anew(status: Status, generation: int) -> Status:
         refusals=status.refusals,
         progress=status.progress,
         latest=status.latest,
+        named_checkpoints=status.named_checkpoints,
     )
 
 

@@ -14,7 +14,7 @@ import logging
 from tinsmith_engine import Engine, Parts, timed
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
-from tinsmith_runtime.errors import DataLossError, TinsmithError
+from tinsmith_runtime.errors import DataLossError, TinsmithError, UnknownLossError
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, records
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.execution import snapshot_format
@@ -108,6 +108,13 @@ class Replayer:
             run.queue.set_accumulation(Accumulation())
         else:
             run.queue.set_accumulation(run.queue.accumulation.add_part(record.seen_through))
+        if isinstance(answer, UnknownLossError):
+            raise DataLossError(
+                f"{run.name} cannot be restored: operation {record.sequence_number} has a loss "
+                f"that this release does not know ({answer.message}); run the release that "
+                "recorded it, and save a checkpoint there",
+                run=run.name,
+            )
         is_equal = not isinstance(answer, TinsmithError) and _digest(
             self._wire.encode_result(kind, answer)
         ) == _digest_of(record)
