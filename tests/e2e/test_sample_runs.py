@@ -108,8 +108,8 @@ def started(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @contextlib.contextmanager
 def _programs() -> Iterator[Path]:
-    """Yield a folder with the package `team`, outside of /dev, where containers have their own."""
-    with tempfile.TemporaryDirectory(prefix="tinsmith-team-", dir="/tmp") as name:
+    """Yield a folder with the package `team`, where containers see it: not below /dev or /tmp."""
+    with tempfile.TemporaryDirectory(prefix="tinsmith-team-", dir="/var/tmp") as name:
         package = Path(name) / "team"
         package.mkdir()
         (package / "loop.py").write_text(LOOP.format(model="qwen3-0.6b"))
