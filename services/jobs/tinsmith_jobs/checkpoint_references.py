@@ -32,6 +32,8 @@ def with_checkpoints(spec: JobSpec, found: Mapping[str, str]) -> JobSpec:
         spec: What the author wrote.
         found: Resource name of the final checkpoint by name of the job.
     """
+    if not found:
+        return spec
 
     def whole(given: str) -> str:
         return found.get(job_of(given), given)

@@ -443,13 +443,20 @@ def test_more_roles_than_a_workload_holds_are_refused(num_agents: int) -> None:
     assert not cluster.workloads("a")
 
 
+def requests_of(workload: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return what a pod of each pod set requests."""
+    return {
+        pod_set["name"]: pod_set["template"]["spec"]["containers"][0]["resources"]["requests"]
+        for pod_set in workload["spec"]["podSets"]
+    }
+
+
 def test_amounts_that_kueue_writes_in_another_form_are_the_same() -> None:
     cluster = KueueCluster()
     cluster.submit("a", gpus=8)
     cluster.settle()
     body = cluster.workload("a")
-    for pod_set in body["spec"]["podSets"]:
-        requests = pod_set["template"]["spec"]["containers"][0]["resources"]["requests"]
+    for requests in requests_of(body).values():
         for name, text in requests.items():
             requests[name] = f"{parse_quantity(text) * 1000:f}m"
     cluster.world.store("workloads", NAMESPACE, body)
@@ -467,10 +474,7 @@ def test_other_defaults_of_a_release_stop_no_job_that_was_admitted() -> None:
     cluster.settle()
     assert cluster.status("a")["phase"] == "Running"
     body = cluster.workload("a")
-    for pod_set in body["spec"]["podSets"]:
-        requests = pod_set["template"]["spec"]["containers"][0]["resources"]["requests"]
-        if pod_set["name"] == "trainer":
-            requests["memory"] = "3Gi"
+    requests_of(body)["trainer"]["memory"] = "3Gi"
     cluster.world.store("workloads", NAMESPACE, body)
 
     cluster.settle()

@@ -47,7 +47,6 @@ class WorkloadRecord:
         content: The object as the server has it.
         item: The job or pool.
         is_left_alone: Whether another controller manages it.
-        has_own_queue: Whether another system's queue decides when it runs.
         queue: The queue of Kueue that it names; empty if it has none.
         queue_priority: The priority class of Kueue that it names; empty if it has none.
         queue_obstacle: Why that queue lets it have no pods now; empty if it may, or has no queue.
@@ -57,11 +56,15 @@ class WorkloadRecord:
     content: Json
     item: Job | Pool
     is_left_alone: bool = False
-    has_own_queue: bool = False
     refusal: str = ""
     queue: str = ""
     queue_priority: str = ""
     queue_obstacle: str = ""
+
+    @property
+    def has_own_queue(self) -> bool:
+        """Whether another system's queue decides when it runs."""
+        return bool(self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,6 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
         content,
         Job(**fields, retried_end=decode_time(asked)),
         is_left_alone=is_left_alone(spec),
-        has_own_queue=bool(labels.get(QUEUE_LABEL)),
         refusal=check(held.spec, has_queue_label) if held.spec is not None else "",
         queue=str(labels.get(QUEUE_LABEL) or ""),
         queue_priority=str(labels.get(PRIORITY_LABEL) or ""),

@@ -324,14 +324,11 @@ class LocalLauncher:
         for job in found:
             await self._advance(job, reports.get(job.name), job.uid in running, holders)
 
-    async def _named(self, job: Job) -> dict[str, plans.Job]:
+    async def _named(self, job: plans.Job) -> dict[str, plans.Job]:
         """Return the jobs of the same project that a job names for their checkpoints."""
-        planned = read_job(job)
-        if planned.spec is None:
-            return {}
         found = {}
-        for name in jobs_of(planned.spec):
-            whole = JobName(planned.key.namespace, name)
+        for name in jobs_of(job.spec) if job.spec is not None else ():
+            whole = JobName(job.key.namespace, name)
             with contextlib.suppress(JobNotFoundError):
                 found[name] = read_job(await self.get(whole))
         return found
@@ -344,7 +341,7 @@ class LocalLauncher:
             now_s = self._wall_clock()
             driver = self._driver(job)
             planned = read_job(job)
-            named = await self._named(job)
+            named = await self._named(planned)
             planned = replace(planned, status=note_found(planned, named.get))
             observed = await asyncio.to_thread(observe, driver, report, is_running=is_running)
             observed = replace(
