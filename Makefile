@@ -49,7 +49,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-timing test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
@@ -106,7 +106,7 @@ gate: venv ## Run the tests of what must never break: quick, repeatable, no netw
 test: gate ## The same
 
 test-processes: bubblewrap
-test-processes test-heavy test-learning test-timing: test-%: venv
+test-processes test-heavy test-learning: test-%: venv
 	$(PYTEST) -m $*
 
 # Tests of the cluster are there as well; an empty quarantine, which ends with 5, is no failure.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 TIERED = ("tests/unit/", "tests/contract/", "tests/integration/")
-TIERS = ("gate", "processes", "heavy", "learning", "timing")
+TIERS = ("gate", "processes", "heavy", "learning")
 QUARANTINE = "quarantine"
 MAX_QUARANTINED = 10
 

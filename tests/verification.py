@@ -56,7 +56,6 @@ SUITES = (
     Suite(name="gate", shows="what must never break", command="make gate"),
     Suite(name="processes", shows="kills, real processes", command="make test-processes"),
     Suite(name="heavy", shows="exactness at length", command="make test-heavy"),
-    Suite(name="timing", shows="bounds in seconds", command="make test-timing"),
     Suite(name="learning", shows="models learn", command="make test-learning", num_runs=3),
     Suite(
         name="quarantine",

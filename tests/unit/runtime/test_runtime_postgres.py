@@ -364,7 +364,7 @@ async def test_a_silent_server_counts_as_gone(postgres_url: str) -> None:
         connection.execute(sa.text("SET LOCAL statement_timeout = 0; "))
         connection.execute(sa.text("SELECT pg_sleep(600)"))
 
-    database = await open_database(postgres_url, answer_timeout_s=0.3, reconnect_timeout_s=0.1)
+    database = await open_database(postgres_url, answer_timeout_s=3, reconnect_timeout_s=1)
     with pytest.raises(StorageUnavailableError):
         await database.read(sleep)
     with pytest.raises(StorageUnavailableError):
@@ -398,7 +398,7 @@ async def test_200_writes_survive_the_death_of_the_server(server: PostgresServer
 
 
 async def test_a_server_that_stays_away_is_told(server: PostgresServer) -> None:
-    database = await open_database(server.create_database(), reconnect_timeout_s=0.2)
+    database = await open_database(server.create_database(), reconnect_timeout_s=3)
     await database.write(add(1))
     server.stop()
     with pytest.raises(StorageUnavailableError, match="nothing was written") as failure:
@@ -412,7 +412,7 @@ async def test_a_server_that_stays_away_is_told(server: PostgresServer) -> None:
     server.stop()
     await database.close()
     with pytest.raises(StorageUnavailableError):
-        await open_database(server.url, reconnect_timeout_s=0.1)
+        await open_database(server.url, reconnect_timeout_s=1)
 
 
 # One process at a time.
