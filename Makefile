@@ -32,7 +32,7 @@ FUZZ_CONNECTIONS ?= 1000
 FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
-SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,checkpoint.proto coordinator.proto environment.proto episode.proto job.proto run_metrics.proto sampler.proto scheduler.proto trainer.proto trainer_control.proto usage.proto)
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,checkpoint.proto coordinator.proto environment.proto episode.proto job.proto keys.proto run_metrics.proto sampler.proto scheduler.proto trainer.proto trainer_control.proto usage.proto workers.proto)
 SOURCES := clients services tests bench helm docs
 # What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
 # TORCH_INDEX_URL names another index.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.dockerfiles import ROOT
+from tests.support.dockerfiles import ROOT
 
 
 def _run(command: list[str], folder: Path, text: str = "") -> subprocess.CompletedProcess[str]:

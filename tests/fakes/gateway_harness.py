@@ -28,6 +28,7 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
+    workers_pb2,
 )
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
@@ -83,11 +84,11 @@ class GatewayScheduler(FakeScheduler):
             checkpoint_address=self.checkpoint_addresses.get(request.name, ""),
         )
 
-    async def ListWorkers(self, request: Any, context: Any) -> scheduler_pb2.ListWorkersResponse:
+    async def ListWorkers(self, request: Any, context: Any) -> workers_pb2.ListWorkersResponse:
         workers = [worker for worker in self.workers.values() if worker.role == request.role]
         # A page holds one worker: a caller that reads a single page misses the others.
         index = int(request.page_token or 0)
-        return scheduler_pb2.ListWorkersResponse(
+        return workers_pb2.ListWorkersResponse(
             workers=workers[index : index + 1],
             next_page_token=str(index + 1) if index + 1 < len(workers) else "",
         )
@@ -95,7 +96,7 @@ class GatewayScheduler(FakeScheduler):
     def list_worker(self, role: Any, address: str, *, pool: str = "") -> None:
         """List a worker."""
         name = f"workers/{len(self.workers)}"
-        self.workers[name] = scheduler_pb2.Worker(name=name, role=role, address=address, pool=pool)
+        self.workers[name] = workers_pb2.Worker(name=name, role=role, address=address, pool=pool)
 
 
 class FakePod(
@@ -241,7 +242,7 @@ class GatewayRig:
             name=SAMPLING_SESSION, sampler_addresses=[address]
         )
         for role in ("TRAINER", "SAMPLER", "ENVIRONMENT"):
-            self.scheduler.list_worker(scheduler_pb2.Worker.Role.Value(f"ROLE_{role}"), address)
+            self.scheduler.list_worker(workers_pb2.Worker.Role.Value(f"ROLE_{role}"), address)
         config: dict[str, Any] = {
             "data_dir": self._folder,
             "scheduler_address": self.scheduler.server.address,

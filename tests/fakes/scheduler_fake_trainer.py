@@ -22,6 +22,8 @@ from tinsmith.v1 import (
     checkpoint_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
+    keys_pb2,
+    keys_pb2_grpc,
     models_pb2,
     run_metrics_pb2_grpc,
     scheduler_pb2,
@@ -30,6 +32,8 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
 )
 from tinsmith_runtime.errors import (
     AbortedError,
@@ -211,10 +215,10 @@ class FakeClock:
 
 
 _ROLES = {
-    scheduler_pb2.Worker.ROLE_TRAINER: "trainer",
-    scheduler_pb2.Worker.ROLE_SAMPLER: "sampler",
-    scheduler_pb2.Worker.ROLE_ENVIRONMENT: "environment",
-    scheduler_pb2.Worker.ROLE_COORDINATOR: "coordinator",
+    workers_pb2.Worker.ROLE_TRAINER: "trainer",
+    workers_pb2.Worker.ROLE_SAMPLER: "sampler",
+    workers_pb2.Worker.ROLE_ENVIRONMENT: "environment",
+    workers_pb2.Worker.ROLE_COORDINATOR: "coordinator",
 }
 
 
@@ -237,6 +241,8 @@ class Rig:
             **settings,
         }
         self.stub: Any = None
+        self.key_stub: Any = None
+        self.worker_stub: Any = None
         self.operations: Any = None
         self.jobs: Any = None
         self.run_metrics: Any = None
@@ -246,6 +252,8 @@ class Rig:
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+        self.key_stub = keys_pb2_grpc.KeyServiceStub(self.channel)
+        self.worker_stub = workers_pb2_grpc.WorkerServiceStub(self.channel)
         self.operations = operations_pb2_grpc.OperationsStub(self.channel)
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
         self.run_metrics = run_metrics_pb2_grpc.RunMetricsServiceStub(self.channel)
@@ -260,7 +268,7 @@ class Rig:
 
     async def register(
         self,
-        role: int = scheduler_pb2.Worker.ROLE_TRAINER,
+        role: int = workers_pb2.Worker.ROLE_TRAINER,
         *,
         name: str = "trainer-0",
         address: str = "",
@@ -272,8 +280,8 @@ class Rig:
         pool: str = "",
         project: str = "",
         checkpoint: str = "",
-    ) -> scheduler_pb2.Worker:
-        worker = scheduler_pb2.Worker(
+    ) -> workers_pb2.Worker:
+        worker = workers_pb2.Worker(
             name=f"workers/{name}",
             role=role,  # type: ignore[arg-type]
             address=address or self.trainer.server.address,
@@ -285,18 +293,18 @@ class Rig:
             project=project,
             checkpoint=checkpoint,
         )
-        request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
+        request = workers_pb2.RegisterWorkerRequest(worker=worker)
         if files:
             request.tokenizers[base_model].digest = "d1"
             request.tokenizers[base_model].files.update(files)
         self._registered[worker.name] = pod(_ROLES[worker.role], pool=pool)
-        answer: scheduler_pb2.Worker = await self.stub.RegisterWorker(
+        answer: workers_pb2.Worker = await self.worker_stub.RegisterWorker(
             request, metadata=self._registered[worker.name], timeout=5
         )
         return answer
 
     async def register_sampler(self, *, name: str = "sampler-0", address: str = "s:1") -> None:
-        await self.register(scheduler_pb2.Worker.ROLE_SAMPLER, name=name, address=address)
+        await self.register(workers_pb2.Worker.ROLE_SAMPLER, name=name, address=address)
 
     async def advance(self, seconds: float, *, keep: tuple[str, ...] = ("trainer-0",)) -> None:
         """Let time pass while some workers heartbeat, as often as they have to."""
@@ -304,15 +312,15 @@ class Rig:
         while self.clock.now_s < end_s:
             self.clock.now_s = min(end_s, self.clock.now_s + 10)
             for name in keep:
-                request = scheduler_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
-                await self.stub.HeartbeatWorker(
+                request = workers_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
+                await self.worker_stub.HeartbeatWorker(
                     request, metadata=self._registered[request.name], timeout=5
                 )
 
     async def user(self, project: str = "default") -> Metadata:
         """Return the credential of a new user of a project."""
-        request = scheduler_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
-        key = await self.stub.CreateKey(request, metadata=self.admin, timeout=60)
+        request = keys_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
+        key = await self.key_stub.CreateKey(request, metadata=self.admin, timeout=60)
         return bearer(key.secret)
 
     async def job_key(

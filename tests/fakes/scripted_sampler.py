@@ -24,6 +24,7 @@ from tinsmith.v1 import (
     sampler_pb2_grpc,
     scheduler_pb2,
     trajectories_pb2,
+    workers_pb2,
 )
 from tinsmith_runtime.errors import (
     AbortedError,
@@ -116,12 +117,12 @@ class _Worker:
 
     async def _start(
         self,
-        role: scheduler_pb2.Worker.Role.ValueType,
+        role: workers_pb2.Worker.Role.ValueType,
         models: Sequence[models_pb2.ModelCapabilities] = (),
         files: dict[str, scheduler_pb2.Tokenizer] | None = None,
     ) -> None:
         await self.server.start()
-        worker = scheduler_pb2.Worker(
+        worker = workers_pb2.Worker(
             name=self._name,
             role=role,
             address=self.server.address,
@@ -175,7 +176,7 @@ class ScriptedSampler(_Worker, sampler_pb2_grpc.SamplerServiceServicer):
             tokenizer_digest=self._files.digest,
             reads_images=True,
         )
-        await self._start(scheduler_pb2.Worker.ROLE_SAMPLER, [model], {SCRIPTED_MODEL: self._files})
+        await self._start(workers_pb2.Worker.ROLE_SAMPLER, [model], {SCRIPTED_MODEL: self._files})
 
     async def Sample(self, request: Any, context: Any) -> sampler_pb2.SampleResponse:
         self._look_at(request)
@@ -286,7 +287,7 @@ class FakeCoordinator(_Worker, episode_pb2_grpc.EpisodeServiceServicer):
         self.server.add(episode_pb2_grpc.add_EpisodeServiceServicer_to_server, self)
 
     async def start(self) -> None:
-        await self._start(scheduler_pb2.Worker.ROLE_COORDINATOR)
+        await self._start(workers_pb2.Worker.ROLE_COORDINATOR)
 
     async def VerifyEpisodeKey(self, request: Any, context: Any) -> episode_pb2.Episode:
         self._check(request.api_key)

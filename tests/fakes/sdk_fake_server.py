@@ -29,6 +29,8 @@ from tinsmith.v1 import (
     checkpoint_pb2_grpc,
     environment_pb2,
     environment_pb2_grpc,
+    keys_pb2,
+    keys_pb2_grpc,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
@@ -245,7 +247,9 @@ class FakeServer:
     async def _start(self) -> None:
         self._changed = asyncio.Condition()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(self), self._server)  # type: ignore[abstract]
+        scheduler: Any = Scheduler(self)  # type: ignore[abstract]
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, self._server)
+        keys_pb2_grpc.add_KeyServiceServicer_to_server(scheduler, self._server)
         trainer: Any = Trainer(self)  # type: ignore[abstract]
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server(trainer, self._server)
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(trainer, self._server)
@@ -487,7 +491,7 @@ class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
         return state.encode(operation)
 
 
-class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer, keys_pb2_grpc.KeyServiceServicer):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
@@ -551,9 +555,9 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def CreateKey(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "CreateKey", request)
-        return scheduler_pb2.Key(
+        return keys_pb2.Key(
             name=f"{request.parent}/keys/k1",
-            state=scheduler_pb2.Key.STATE_ACTIVE,
+            state=keys_pb2.Key.STATE_ACTIVE,
             role=request.role,
             display_name=request.display_name,
             secret="tsk_k1_secret",
@@ -562,12 +566,12 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def ListKeys(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ListKeys", request)
-        key = scheduler_pb2.Key(name=f"{request.parent}/keys/k1", role="member")
-        return scheduler_pb2.ListKeysResponse(keys=[key])
+        key = keys_pb2.Key(name=f"{request.parent}/keys/k1", role="member")
+        return keys_pb2.ListKeysResponse(keys=[key])
 
     async def RevokeKey(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "RevokeKey", request)
-        return scheduler_pb2.Key(name=request.name, state=scheduler_pb2.Key.STATE_REVOKED)
+        return keys_pb2.Key(name=request.name, state=keys_pb2.Key.STATE_REVOKED)
 
     async def GetCapabilities(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetCapabilities", request)
@@ -578,11 +582,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def GetCallerKey(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetCallerKey", request)
-        project = self._server.state.key_project
-        if not project:
-            # As a server of an earlier release.
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        return scheduler_pb2.Key(name=f"projects/{project}/keys/k1")
+        return keys_pb2.Key(name=f"projects/{self._server.state.key_project}/keys/k1")
 
     async def CreateSamplingSession(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "CreateSamplingSession", request)

@@ -20,7 +20,7 @@ from tests.support.pod_keys import POD_KEY
 from tests.support.wait import TIMEOUT_S
 
 import tinsmith
-from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith.v1 import keys_pb2, keys_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
 from tinsmith_local.process import free_port
 from tinsmith_runtime.rpc.auth import ApiKey
@@ -53,6 +53,12 @@ class Deployment:
         """Open a stub of the scheduler, for what the SDK does not offer."""
         with grpc.insecure_channel(self.address) as channel:
             yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+    @contextlib.contextmanager
+    def key_stub(self) -> Iterator[Any]:
+        """Open a stub of the keys, for what the SDK does not offer."""
+        with grpc.insecure_channel(self.address) as channel:
+            yield keys_pb2_grpc.KeyServiceStub(channel)
 
 
 class EmbeddedThread:
@@ -341,10 +347,8 @@ def _wait_until_served(
 
 def create_key(deployment: Deployment, project: str) -> str:
     """Return a new key of a project, made by the operators."""
-    request = scheduler_pb2.CreateKeyRequest(
-        parent=f"projects/{project}", request_id=new_request_id()
-    )
-    with deployment.scheduler_stub() as stub:
+    request = keys_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_request_id())
+    with deployment.key_stub() as stub:
         key = stub.CreateKey(request, metadata=bearer(deployment.api_key), timeout=TIMEOUT_S)
     return str(key.secret)
 

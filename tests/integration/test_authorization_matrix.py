@@ -25,12 +25,14 @@ from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
     usage_pb2,
+    workers_pb2,
 )
 from tinsmith_gateway.access.permissions import HTTP_PERMISSIONS
 from tinsmith_runtime.rpc.permissions import KEY_PERMISSIONS, KeyRole, may_call
@@ -42,6 +44,7 @@ _MODULES = (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     operations_pb2,
     run_metrics_pb2,
     sampler_pb2,
@@ -49,9 +52,12 @@ _MODULES = (
     trainer_control_pb2,
     trainer_pb2,
     usage_pb2,
+    workers_pb2,
 )
 _POD_OF = {
     "tinsmith.v1.SchedulerService": "scheduler",
+    "tinsmith.v1.KeyService": "scheduler",
+    "tinsmith.v1.WorkerService": "scheduler",
     "tinsmith.v1.JobService": "scheduler",
     "tinsmith.v1.RunMetricsService": "scheduler",
     "tinsmith.v1.UsageService": "scheduler",
@@ -115,16 +121,16 @@ class Keys:
         self.addresses = {"scheduler": server.scheduler_address}
         with grpc.insecure_channel(server.scheduler_address) as channel:
             answer = channel.unary_unary(
-                "/tinsmith.v1.SchedulerService/ListWorkers",
-                request_serializer=scheduler_pb2.ListWorkersRequest.SerializeToString,
-                response_deserializer=scheduler_pb2.ListWorkersResponse.FromString,
+                "/tinsmith.v1.WorkerService/ListWorkers",
+                request_serializer=workers_pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=workers_pb2.ListWorkersResponse.FromString,
             )(
-                scheduler_pb2.ListWorkersRequest(),
+                workers_pb2.ListWorkersRequest(),
                 metadata=(("authorization", f"Bearer {self.of_pod[PodRole.GATEWAY]}"),),
                 timeout=10,
             )
         for worker in answer.workers:
-            role = scheduler_pb2.Worker.Role.Name(worker.role).removeprefix("ROLE_").lower()
+            role = workers_pb2.Worker.Role.Name(worker.role).removeprefix("ROLE_").lower()
             self.addresses[role] = worker.address
 
 

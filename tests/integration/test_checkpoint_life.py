@@ -19,7 +19,7 @@ from tests.integration.servers import Deployment
 
 import tinsmith
 from tinsmith.local_servers import Announcement
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import keys_pb2
 
 TOKENS = [5, 9, 12, 40, 7, 22, 31, 60]
 # Float32 on both sides; the sums are in another order.
@@ -35,8 +35,8 @@ def owner(embedded: Deployment) -> Iterator[tinsmith.Client]:
 @pytest.fixture
 def stranger(embedded: Deployment) -> Iterator[tinsmith.Client]:
     """A client of another project."""
-    with embedded.scheduler_stub() as stub:
-        request = scheduler_pb2.CreateKeyRequest(
+    with embedded.key_stub() as stub:
+        request = keys_pb2.CreateKeyRequest(
             parent="projects/borrower", request_id=str(uuid.uuid4())
         )
         metadata = (("authorization", f"Bearer {embedded.api_key}"),)

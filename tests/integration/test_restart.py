@@ -31,6 +31,7 @@ from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
+    keys_pb2,
     models_pb2,
     sampler_pb2,
     sampler_pb2_grpc,
@@ -302,7 +303,7 @@ def test_a_foreign_key_is_refused_by_every_pod(
     saved = run.save_state("secret").result()
     handle = ours.create_sampler(run=run)
     metadata = bearer(their_key)
-    with embedded.scheduler_stub() as scheduler:
+    with embedded.scheduler_stub() as scheduler, embedded.key_stub() as keys:
         located = scheduler.GetSamplingSession(
             scheduler_pb2.GetSamplingSessionRequest(name=handle.name),
             metadata=bearer(embedded.api_key),
@@ -323,10 +324,8 @@ def test_a_foreign_key_is_refused_by_every_pod(
         )
         assert error.reason == "RESOURCE_NOT_FOUND"
         error = _refusal(
-            lambda: scheduler.CreateKey(
-                scheduler_pb2.CreateKeyRequest(
-                    parent="projects/other", request_id=new_request_id()
-                ),
+            lambda: keys.CreateKey(
+                keys_pb2.CreateKeyRequest(parent="projects/other", request_id=new_request_id()),
                 metadata=metadata,
             )
         )

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.cluster.debian import run, say
-from tests.e2e.dockerfiles import IMAGES, Image, Instruction, copy_sources
+from tests.support.dockerfiles import IMAGES, Image, Instruction, copy_sources
 
 REPOSITORY = "localhost/tinsmith"
 TAG = "test"

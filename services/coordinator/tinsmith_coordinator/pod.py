@@ -11,7 +11,7 @@ from collections.abc import Callable
 from google.longrunning import operations_pb2_grpc
 
 from tinsmith.rpc.event_loop_thread import handle_loop_exception
-from tinsmith.v1 import coordinator_pb2_grpc, episode_pb2_grpc, scheduler_pb2
+from tinsmith.v1 import coordinator_pb2_grpc, episode_pb2_grpc, workers_pb2
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.episodes.episodes import Episodes
 from tinsmith_coordinator.episodes.leases import Leases
@@ -58,7 +58,7 @@ class CoordinatorPod(WorkerPod):
         on_lost: Callable[[], None] = lambda: None,
         players: Players | None = None,
     ) -> None:
-        super().__init__(config, scheduler_pb2.Worker.ROLE_COORDINATOR, domain=codec.DOMAIN)
+        super().__init__(config, workers_pb2.Worker.ROLE_COORDINATOR, domain=codec.DOMAIN)
         self._config = config
         self._clock = clock
         self._on_lost = on_lost

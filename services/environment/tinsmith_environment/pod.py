@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tinsmith.names import worker_tag
-from tinsmith.v1 import environment_pb2_grpc, scheduler_pb2
+from tinsmith.v1 import environment_pb2_grpc, workers_pb2
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.instances.instance import InstanceLimits
 from tinsmith_environment.instances.instances import InstanceRegistry
@@ -42,7 +42,7 @@ class EnvironmentPod(WorkerPod):
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._config = config
-        super().__init__(config, scheduler_pb2.Worker.ROLE_ENVIRONMENT, domain=codec.DOMAIN)
+        super().__init__(config, workers_pb2.Worker.ROLE_ENVIRONMENT, domain=codec.DOMAIN)
         self._pool = WorkerPool(
             num_workers=config.effective_num_workers,
             step_timeout_s=config.step_timeout_s,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
+from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2, workers_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.sampling.request.sample_request import DecodeText
 from tinsmith_runtime import storage
@@ -49,7 +49,7 @@ class SamplerPod(WorkerPod):
         self._catalog = ModelCatalog.describing(source.infos, source.directories)
         super().__init__(
             config,
-            scheduler_pb2.Worker.ROLE_SAMPLER,
+            workers_pb2.Worker.ROLE_SAMPLER,
             domain=codec.DOMAIN,
             tokenizers=self._catalog.tokenizers,
         )
@@ -108,8 +108,8 @@ class SamplerPod(WorkerPod):
         await self._trainers.close()
         await asyncio.to_thread(self._trials.close)
 
-    def _describe(self) -> scheduler_pb2.Worker:
-        return scheduler_pb2.Worker(
+    def _describe(self) -> workers_pb2.Worker:
+        return workers_pb2.Worker(
             models=self._catalog.select(""),
             incarnation=uuid.uuid4().hex,
             project=self._config.dedicated_project,

@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
 
-from tinsmith.v1 import job_pb2_grpc, run_metrics_pb2_grpc, scheduler_pb2_grpc, usage_pb2_grpc
+from tinsmith.v1 import (
+    job_pb2_grpc,
+    keys_pb2_grpc,
+    run_metrics_pb2_grpc,
+    scheduler_pb2_grpc,
+    usage_pb2_grpc,
+    workers_pb2_grpc,
+)
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 from tinsmith_runtime.pod.base import Pod
@@ -26,11 +33,13 @@ from tinsmith_scheduler.jobs.launcher import Launcher
 from tinsmith_scheduler.jobs.local_launcher import LocalLauncher
 from tinsmith_scheduler.rpc import codec
 from tinsmith_scheduler.rpc.job_servicer import JobServicer
+from tinsmith_scheduler.rpc.key_servicer import KeyServicer
 from tinsmith_scheduler.rpc.operations_servicer import OperationsServicer
 from tinsmith_scheduler.rpc.run_metrics_servicer import RunMetricsServicer
 from tinsmith_scheduler.rpc.servicer import Domain, SchedulerServicer
 from tinsmith_scheduler.rpc.trainer_client import GrpcTrainers
 from tinsmith_scheduler.rpc.usage_servicer import UsageServicer
+from tinsmith_scheduler.rpc.worker_servicer import WorkerServicer
 from tinsmith_scheduler.run_metrics.metric_store import MetricLimits
 from tinsmith_scheduler.run_metrics.run_metrics import RunMetrics
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
@@ -263,7 +272,6 @@ class SchedulerPod(Pod):
         reports = JobReports(database, key_of=keys.of_caller, wall_clock=self._wall_clock)
         self._launcher = launcher = self._make_launcher(database, keys, reports, workers)
         domain = Domain(
-            keys,
             sessions,
             sampling_sessions,
             runs,
@@ -290,6 +298,15 @@ class SchedulerPod(Pod):
         self._server.add(
             scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,
             SchedulerServicer(domain, config),
+        )
+        self._server.add(keys_pb2_grpc.add_KeyServiceServicer_to_server, KeyServicer(keys))
+        self._server.add(
+            workers_pb2_grpc.add_WorkerServiceServicer_to_server,
+            WorkerServicer(
+                workers,
+                self._moves,
+                heartbeat_interval_s=config.worker_heartbeat_interval_s,
+            ),
         )
         self._server.add(
             job_pb2_grpc.add_JobServiceServicer_to_server,

@@ -17,9 +17,9 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import (
     checkpoint_pb2_grpc,
-    scheduler_pb2,
     trainer_control_pb2_grpc,
     trainer_pb2_grpc,
+    workers_pb2,
 )
 from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
@@ -277,7 +277,7 @@ class TrainerPod(WorkerPod):
         self._catalog = ModelCatalog.of(host)
         super().__init__(
             config,
-            scheduler_pb2.Worker.ROLE_TRAINER,
+            workers_pb2.Worker.ROLE_TRAINER,
             domain=training_codec.DOMAIN,
             tokenizers=self._catalog.tokenizers,
         )
@@ -432,8 +432,8 @@ class TrainerPod(WorkerPod):
         """
         return await self._publisher.publish_live(await self._registry.get(run))
 
-    def _describe(self) -> scheduler_pb2.Worker:
-        return scheduler_pb2.Worker(
+    def _describe(self) -> workers_pb2.Worker:
+        return workers_pb2.Worker(
             models=self._catalog.select(""),
             max_runs=self._config.max_runs,
             incarnation=self._ledger.incarnation,

@@ -18,7 +18,12 @@ from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY
 from tests.support.wait import eventually
 
-from tinsmith.v1 import environment_pb2, environment_pb2_grpc, scheduler_pb2, trajectories_pb2
+from tinsmith.v1 import (
+    environment_pb2,
+    environment_pb2_grpc,
+    trajectories_pb2,
+    workers_pb2,
+)
 from tinsmith_environment.class_names import named_classes
 from tinsmith_environment.commands import read_settings
 from tinsmith_local.commands import with_environments
@@ -92,7 +97,7 @@ async def test_classes_are_served_beside_those_of_gymnasium(tmp_path: Path) -> N
         flags = ("--scheduler", fake.server.address, "--name", "mine", "--num-workers", "1")
         with process(*words, *flags, log=log, TINSMITH_POD_KEY=POD_KEY) as served:
             worker = await eventually(lambda: listed_by(fake, served, log))
-            assert worker.role == scheduler_pb2.Worker.ROLE_ENVIRONMENT
+            assert worker.role == workers_pb2.Worker.ROLE_ENVIRONMENT
             async with grpc.aio.insecure_channel(worker.address) as channel:
                 stub: Any = environment_pb2_grpc.EnvironmentServiceStub(channel)
                 listed = await stub.ListEnvironments(
@@ -120,7 +125,7 @@ async def test_classes_are_served_beside_those_of_gymnasium(tmp_path: Path) -> N
 
 def listed_by(
     fake: FakeScheduler, served: subprocess.Popen[bytes], log: Path
-) -> scheduler_pb2.Worker | None:
+) -> workers_pb2.Worker | None:
     """Return the worker once it is listed; fail at once, where its process has ended."""
     assert served.poll() is None, log.read_text()
     return fake.workers.get("workers/mine")

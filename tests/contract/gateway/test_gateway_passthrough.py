@@ -34,6 +34,7 @@ from tinsmith.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
     trainer_pb2,
+    workers_pb2,
 )
 from tinsmith_gateway.proxy import grpc_proxy
 from tinsmith_gateway.proxy.proxied_methods import METHODS
@@ -75,7 +76,7 @@ async def test_the_checkpoints_of_a_run_are_listed_by_who_knows_them(
 
 
 async def test_a_bound_key_gets_the_environment_of_its_pool(rig: GatewayRig) -> None:
-    role = scheduler_pb2.Worker.ROLE_ENVIRONMENT
+    role = workers_pb2.Worker.ROLE_ENVIRONMENT
     rig.scheduler.list_worker(role, rig.other.server.address, pool="space.j")
     bound = rig.scheduler.new_key(PROJECT, pool="space.j")
     for key, pod in ((bound, rig.other), (rig.key, rig.pod)):
@@ -380,8 +381,7 @@ async def test_bad_keys(rig: GatewayRig) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/tinsmith.v1.SchedulerService/ListWorkers",
-        "/tinsmith.v1.SchedulerService/VerifyKey",
+        "/tinsmith.v1.KeyService/VerifyKey",
         "/tinsmith.v1.CheckpointService/GetCheckpoint",
         "/tinsmith.v1.EpisodeService/RecordModelCall",
         "/tinsmith.v1.TrainerService/GetRunStatus",

@@ -17,7 +17,7 @@ from tests.fakes.scheduler_fake_trainer import (
 from tests.support.pod_keys import pod
 
 from tinsmith.rpc.durations import decode_duration
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import scheduler_pb2, workers_pb2
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
 
 
 async def heartbeat(rig: Rig, name: str, **load: int) -> None:
-    request = scheduler_pb2.HeartbeatWorkerRequest(
+    request = workers_pb2.HeartbeatWorkerRequest(
         name=f"workers/{name}", load=scheduler_pb2.SamplerLoad()
     )
     for field, value in load.items():
         setattr(request.load, field, value)
-    await rig.stub.HeartbeatWorker(request, metadata=pod("sampler"), timeout=60)
+    await rig.worker_stub.HeartbeatWorker(request, metadata=pod("sampler"), timeout=60)
 
 
 async def session_of(rig: Rig) -> str:

@@ -18,7 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 from tests.support.pod_keys import pod
 
-from tinsmith.v1 import audit_pb2, scheduler_pb2
+from tinsmith.v1 import audit_pb2, keys_pb2, scheduler_pb2
 from tinsmith_runtime.errors import UnavailableError
 from tinsmith_runtime.rpc.auth import ApiKey
 
@@ -32,11 +32,11 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def new_key(rig: Rig, project: str, role: str = "member") -> scheduler_pb2.Key:
-    request = scheduler_pb2.CreateKeyRequest(
+async def new_key(rig: Rig, project: str, role: str = "member") -> keys_pb2.Key:
+    request = keys_pb2.CreateKeyRequest(
         parent=f"projects/{project}", request_id=new_id(), role=role
     )
-    key: scheduler_pb2.Key = await rig.stub.CreateKey(request, metadata=rig.admin)
+    key: keys_pb2.Key = await rig.key_stub.CreateKey(request, metadata=rig.admin)
     return key
 
 
@@ -73,7 +73,7 @@ async def test_each_action_is_listed_once_under_the_project_of_its_resource(rig:
         await rig.delete_run(who, run)
         finish = scheduler_pb2.FinishSessionRequest(session=session)
         await rig.stub.FinishSession(finish, metadata=who)
-    await rig.stub.RevokeKey(scheduler_pb2.RevokeKeyRequest(name=user.name), metadata=who)
+    await rig.key_stub.RevokeKey(keys_pb2.RevokeKeyRequest(name=user.name), metadata=who)
 
     for metadata in (bearer(admin.secret), rig.admin):
         events = await list_events(rig, "b", metadata)

@@ -12,7 +12,7 @@ from tests.fakes.trainer_harness import refusal
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
-from tinsmith.v1 import job_pb2, scheduler_pb2
+from tinsmith.v1 import job_pb2, keys_pb2, scheduler_pb2
 
 _SWEEP_S = 601.0
 _LIVES_ON = {"session_timeout_s": 1e9, "worker_timeout_s": 1e9}
@@ -82,29 +82,27 @@ async def test_ended_sessions_and_deleted_runs_are_forgotten_live_ones_are_not(r
 
 async def test_refused_keys_are_forgotten_those_of_the_settings_stay_refused(rig: Rig) -> None:
     admin = rig.admin
-    request = scheduler_pb2.CreateKeyRequest(
+    request = keys_pb2.CreateKeyRequest(
         parent="projects/default", request_id=new_id(), role="admin"
     )
-    other = await rig.stub.CreateKey(request, metadata=admin, timeout=60)
+    other = await rig.key_stub.CreateKey(request, metadata=admin, timeout=60)
     who = bearer(other.secret)
     bootstrap = f"projects/default/keys/{rig.admin_key.split('_')[1]}"
     for name in (
         (
-            await rig.stub.CreateKey(
-                scheduler_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
+            await rig.key_stub.CreateKey(
+                keys_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
                 metadata=admin,
                 timeout=5,
             )
         ).name,
         bootstrap,
     ):
-        await rig.stub.RevokeKey(
-            scheduler_pb2.RevokeKeyRequest(name=name), metadata=who, timeout=60
-        )
+        await rig.key_stub.RevokeKey(keys_pb2.RevokeKeyRequest(name=name), metadata=who, timeout=60)
 
     async def listed() -> set[str]:
-        answer = await rig.stub.ListKeys(
-            scheduler_pb2.ListKeysRequest(parent="projects/default"), metadata=who, timeout=5
+        answer = await rig.key_stub.ListKeys(
+            keys_pb2.ListKeysRequest(parent="projects/default"), metadata=who, timeout=5
         )
         return {key.name for key in answer.keys}
 
@@ -117,8 +115,8 @@ async def test_refused_keys_are_forgotten_those_of_the_settings_stay_refused(rig
     await eventually(is_forgotten)
     await rig.restart()
     assert await listed() == {other.name, bootstrap}
-    call = rig.stub.ListKeys(
-        scheduler_pb2.ListKeysRequest(parent="projects/default"), metadata=admin, timeout=5
+    call = rig.key_stub.ListKeys(
+        keys_pb2.ListKeysRequest(parent="projects/default"), metadata=admin, timeout=5
     )
     assert (await refusal(call)).reason == "KEY_REVOKED"
 

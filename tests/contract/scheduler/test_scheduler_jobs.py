@@ -21,7 +21,7 @@ from tests.fakes.scheduler_fake_trainer import (
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
-from tinsmith.v1 import job_pb2, scheduler_pb2
+from tinsmith.v1 import job_pb2, keys_pb2
 from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
 
 Code = grpc.StatusCode
@@ -206,8 +206,8 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
     listing = job_pb2.ListJobKeysRequest(page_size=1)
     (listed,) = (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=60)).keys
     assert (listed.name, listed.job, listed.uid, listed.pool) == (name, JOB, "uid-1", "space.j")
-    caller = await rig.stub.GetCallerKey(
-        scheduler_pb2.GetCallerKeyRequest(), metadata=driver, timeout=5
+    caller = await rig.key_stub.GetCallerKey(
+        keys_pb2.GetCallerKeyRequest(), metadata=driver, timeout=5
     )
     assert (caller.name, caller.pool, caller.role) == (name, "space.j", "member")
     with expect_rpc_error(Code.ALREADY_EXISTS, reason="RESOURCE_ALREADY_EXISTS"):
@@ -219,8 +219,8 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
         await report(rig, driver, step=1)
     assert not (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=60)).keys
     users = (
-        await rig.stub.CreateKey(
-            scheduler_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
+        await rig.key_stub.CreateKey(
+            keys_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
             metadata=rig.admin,
             timeout=5,
         )

@@ -19,10 +19,10 @@ from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.names import serving_pool
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import scheduler_pb2, workers_pb2
 
 Code = grpc.StatusCode
-Worker = scheduler_pb2.Worker
+Worker = workers_pb2.Worker
 JOB = "projects/default/trainingJobs/j"
 POOL = "space.j"
 
@@ -165,11 +165,13 @@ async def test_the_key_of_a_serving_sampler_registers_for_its_project_alone(rig:
     for pool, project in (("", ""), (serving_pool("other"), "other"), ("j.0a1b", "")):
         worker.pool, worker.project = pool, project
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="WORKER_FOREIGN"):
-            await rig.stub.RegisterWorker(
-                scheduler_pb2.RegisterWorkerRequest(worker=worker), metadata=mine
+            await rig.worker_stub.RegisterWorker(
+                workers_pb2.RegisterWorkerRequest(worker=worker), metadata=mine
             )
     worker.pool, worker.project = serving_pool("default"), "default"
-    await rig.stub.RegisterWorker(scheduler_pb2.RegisterWorkerRequest(worker=worker), metadata=mine)
+    await rig.worker_stub.RegisterWorker(
+        workers_pb2.RegisterWorkerRequest(worker=worker), metadata=mine
+    )
 
 
 async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
@@ -179,8 +181,8 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
     run = await rig.create_run(bound, await rig.session(bound))
     checkpoint = f"{run.name}/checkpoints/final"
     rig.trainer.checkpoints[checkpoint] = BASE_MODEL
-    request = scheduler_pb2.DeregisterWorkerRequest(name="workers/own", incarnation="1")
-    await rig.stub.DeregisterWorker(request, metadata=pod("trainer", pool=POOL))
+    request = workers_pb2.DeregisterWorkerRequest(name="workers/own", incarnation="1")
+    await rig.worker_stub.DeregisterWorker(request, metadata=pod("trainer", pool=POOL))
     locate = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
     get = scheduler_pb2.GetTrainingRunRequest(name=run.name)
     # That of another pool is not for all.
@@ -220,9 +222,9 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
     ],
 )
 async def test_workers_that_are_neither_pooled_nor_dedicated(
-    rig: Rig, worker: scheduler_pb2.Worker
+    rig: Rig, worker: workers_pb2.Worker
 ) -> None:
     worker.name, worker.address = "workers/a", "a:1"
-    request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
+    request = workers_pb2.RegisterWorkerRequest(worker=worker)
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.RegisterWorker(request, metadata=pod("trainer"))
+        await rig.worker_stub.RegisterWorker(request, metadata=pod("trainer"))

@@ -18,7 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 from tests.support.pod_keys import pod
 
-from tinsmith.v1 import run_metrics_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import keys_pb2, run_metrics_pb2, scheduler_pb2, trainer_pb2
 
 ACTIVITIES = scheduler_pb2.TrainingRun.Activity
 TRAINER = pod("trainer")
@@ -228,10 +228,10 @@ async def test_no_run_and_no_session_of_others_is_touched(
     for call, reason in calls:
         with expect_rpc_error(StatusCode.NOT_FOUND, reason=reason):
             await call
-    request = scheduler_pb2.CreateKeyRequest(
+    request = keys_pb2.CreateKeyRequest(
         parent="projects/default", request_id=new_id(), role="viewer"
     )
-    key = await rig.stub.CreateKey(request, metadata=rig.admin, timeout=60)
+    key = await rig.key_stub.CreateKey(request, metadata=rig.admin, timeout=60)
     with expect_rpc_error(StatusCode.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await finish(rig, bearer(key.secret), run.name)
     assert await activity(rig, owner) == "training"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.e2e.dockerfiles import IMAGES
 from tests.fakes.chart_harness import (
     COMPONENT,
     PODS,
@@ -20,6 +19,7 @@ from tests.fakes.chart_harness import (
     selects,
     walk,
 )
+from tests.support.dockerfiles import IMAGES
 
 RBAC = ("Role", "ClusterRole")
 

@@ -12,19 +12,21 @@ from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
     usage_pb2,
+    workers_pb2,
 )
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.rpc.pages import take_page
 
 CONTRACT = (
-    checkpoint_pb2, environment_pb2, episode_pb2, job_pb2, run_metrics_pb2,
-    sampler_pb2, scheduler_pb2, trainer_control_pb2, trainer_pb2, usage_pb2,
+    checkpoint_pb2, environment_pb2, episode_pb2, job_pb2, keys_pb2, run_metrics_pb2,
+    sampler_pb2, scheduler_pb2, trainer_control_pb2, trainer_pb2, usage_pb2, workers_pb2,
 )  # fmt: skip
 LISTS = {
     method.full_name: method

@@ -11,12 +11,14 @@ from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_control_pb2,
     trainer_pb2,
     usage_pb2,
+    workers_pb2,
 )
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError, RoleMissingError
 from tinsmith_runtime.rpc.auth import Authenticator, Caller
@@ -129,7 +131,7 @@ def test_a_pool_that_cannot_stand_in_a_key_is_refused() -> None:
 
 def test_a_key_calls_what_its_role_calls() -> None:
     pod = Caller.of_pod(PodIdentity(PodRole.ENVIRONMENT))
-    pod.require_method("/tinsmith.v1.SchedulerService/RegisterWorker")
+    pod.require_method("/tinsmith.v1.WorkerService/RegisterWorker")
     for method in (
         "/tinsmith.v1.JobService/EnsureJobKey",
         "/tinsmith.v1.SchedulerService/DeleteTrainingRun",
@@ -153,6 +155,7 @@ def test_the_table_names_methods_of_the_contract() -> None:
         environment_pb2,
         episode_pb2,
         job_pb2,
+        keys_pb2,
         operations_pb2,
         run_metrics_pb2,
         sampler_pb2,
@@ -160,6 +163,7 @@ def test_the_table_names_methods_of_the_contract() -> None:
         trainer_control_pb2,
         trainer_pb2,
         usage_pb2,
+        workers_pb2,
     )
     known = {
         f"/{service.full_name}/{method.name}"

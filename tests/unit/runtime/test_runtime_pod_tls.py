@@ -19,7 +19,7 @@ from tests.support.pod_keys import POD_KEY
 
 from tinsmith.rpc.channels import open_channel
 from tinsmith.rpc.error_codec import decode_rpc_error
-from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2, workers_pb2_grpc
 from tinsmith_local.certificates import make_certificates
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator, Caller
@@ -42,13 +42,16 @@ class _Keys:
         return Caller("p", KeyRole.MEMBER, key_id)
 
 
-_Base: Any = scheduler_pb2_grpc.SchedulerServiceServicer
+_WorkerBase: Any = workers_pb2_grpc.WorkerServiceServicer
+_SchedulerBase: Any = scheduler_pb2_grpc.SchedulerServiceServicer
 
 
-class _Scheduler(_Base):  # type: ignore[misc]
+class _Workers(_WorkerBase):  # type: ignore[misc]
     async def ListWorkers(self, request: object, context: object) -> object:
-        return scheduler_pb2.ListWorkersResponse()
+        return workers_pb2.ListWorkersResponse()
 
+
+class _Scheduler(_SchedulerBase):  # type: ignore[misc]
     async def ListSessions(self, request: object, context: object) -> object:
         return scheduler_pb2.ListSessionsResponse()
 
@@ -82,6 +85,7 @@ async def server(folder: Path) -> AsyncIterator[PodServer]:
         domain="scheduler.tinsmith",
         authenticator=Authenticator(_Keys(), roots=(POD_KEY,)),
     )
+    server.add(workers_pb2_grpc.add_WorkerServiceServicer_to_server, _Workers())
     server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _Scheduler())
     await server.start()
     yield server
@@ -90,8 +94,8 @@ async def server(folder: Path) -> AsyncIterator[PodServer]:
 
 async def _ask(channel: grpc.aio.Channel, credentials: PodCredentials) -> str:
     """Return why a pod's call is refused; empty if it is not."""
-    stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-    request = scheduler_pb2.ListWorkersRequest()
+    stub = workers_pb2_grpc.WorkerServiceStub(channel)
+    request = workers_pb2.ListWorkersRequest()
     try:
         await stub.ListWorkers(request, metadata=credentials.metadata, timeout=_DEADLINE_S)
     except grpc.aio.AioRpcError as error:

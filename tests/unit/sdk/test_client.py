@@ -49,7 +49,6 @@ def test_the_project_of_the_file_is_that_of_its_key_alone(tmp_path: Path) -> Non
     [
         pytest.param("other", None, "other", id="of-the-key"),
         pytest.param("other", "mine", "mine", id="given"),
-        pytest.param("", None, "default", id="earlier-release"),
     ],
 )
 def test_the_project_is_that_of_the_key_unless_it_is_given(

@@ -101,5 +101,5 @@ def test_a_block_without_traces_is_nothing_and_a_span_cannot_be_begun() -> None:
 
 
 def test_what_is_asked_again_and_again_is_no_span() -> None:
-    assert is_standing("/tinsmith.v1.SchedulerService/HeartbeatWorker")
+    assert is_standing("/tinsmith.v1.WorkerService/HeartbeatWorker")
     assert not is_standing("/tinsmith.v1.TrainerService/OptimStep")

@@ -11,7 +11,7 @@ from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.types import ApiKey, NewApiKey
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import keys_pb2
 
 
 class KeyCalls:
@@ -54,7 +54,7 @@ class KeyCalls:
         Example:
             >>> key = client.keys.create(role="agent", ttl_seconds=3600)
         """
-        request = scheduler_pb2.CreateKeyRequest(
+        request = keys_pb2.CreateKeyRequest(
             parent=self._project_name(project),
             request_id=str(uuid.uuid4()),
             role=role,
@@ -63,7 +63,7 @@ class KeyCalls:
         if ttl_seconds is not None:
             request.ttl.CopyFrom(encode_duration(ttl_seconds))
         key = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.CreateKey, request
+            self._core.scheduler, lambda c: c.keys.CreateKey, request
         )
         return codec.decode_new_key(key)
 
@@ -83,8 +83,8 @@ class KeyCalls:
         pages = read_pages(
             self._core.transport,
             self._core.scheduler,
-            lambda c: c.scheduler.ListKeys,
-            scheduler_pb2.ListKeysRequest(parent=self._project_name(project)),
+            lambda c: c.keys.ListKeys,
+            keys_pb2.ListKeysRequest(parent=self._project_name(project)),
         )
         return [codec.decode_key(message) async for page in pages for message in page.keys]
 
@@ -103,9 +103,9 @@ class KeyCalls:
         """
         if "/" not in name:
             name = f"{self._project_name(project)}/keys/{name}"
-        request = scheduler_pb2.RevokeKeyRequest(name=str(KeyName.parse(name)))
+        request = keys_pb2.RevokeKeyRequest(name=str(KeyName.parse(name)))
         key = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.RevokeKey, request
+            self._core.scheduler, lambda c: c.keys.RevokeKey, request
         )
         return codec.decode_key(key)
 

@@ -20,6 +20,7 @@ from tinsmith.rpc.sampler_choice import choice_name
 from tinsmith.sampling_stops import read_stops
 from tinsmith.v1 import (
     checkpoint_pb2,
+    keys_pb2,
     models_pb2,
     run_metrics_pb2,
     sampler_pb2,
@@ -265,11 +266,11 @@ def _decode_activity(message: scheduler_pb2.TrainingRun) -> str:
     return _enum_word(scheduler_pb2.TrainingRun.Activity.Name(message.activity), "ACTIVITY_")
 
 
-def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:
+def decode_key(message: keys_pb2.Key) -> t.ApiKey:
     """Return a key without its secret."""
     return t.ApiKey(
         name=message.name,
-        state=_enum_word(scheduler_pb2.Key.State.Name(message.state), "STATE_"),
+        state=_enum_word(keys_pb2.Key.State.Name(message.state), "STATE_"),
         role=message.role,
         expire_time=_decode_expiry(message),
         display_name=message.display_name,
@@ -277,7 +278,7 @@ def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:
     )
 
 
-def decode_new_key(message: scheduler_pb2.Key) -> t.NewApiKey:
+def decode_new_key(message: keys_pb2.Key) -> t.NewApiKey:
     """Return a key with its secret."""
     return t.NewApiKey(
         name=message.name,
@@ -402,7 +403,7 @@ def _decode_time(
     message: checkpoint_pb2.Checkpoint
     | checkpoint_pb2.CheckpointExport
     | scheduler_pb2.TrainingRun
-    | scheduler_pb2.Key,
+    | keys_pb2.Key,
 ) -> datetime.datetime | None:
     if not message.HasField("create_time"):
         return None
@@ -410,7 +411,7 @@ def _decode_time(
 
 
 def _decode_expiry(
-    message: checkpoint_pb2.Checkpoint | checkpoint_pb2.CheckpointExport | scheduler_pb2.Key,
+    message: checkpoint_pb2.Checkpoint | checkpoint_pb2.CheckpointExport | keys_pb2.Key,
 ) -> datetime.datetime | None:
     if not message.HasField("expire_time"):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tinsmith import names
-from tinsmith.errors import NotFoundError, TinsmithError, UnimplementedError
+from tinsmith.errors import NotFoundError, TinsmithError
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import ResultFuture
@@ -18,7 +18,7 @@ from tinsmith.rpc.session import Session
 from tinsmith.rpc.transport import Endpoint, Transport
 from tinsmith.settings import ClientSettings, Origin
 from tinsmith.text.tokenizer import Tokenizer, TokenizerCache
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import keys_pb2, scheduler_pb2
 
 T = TypeVar("T")
 
@@ -66,12 +66,10 @@ class ClientCore:
         try:
             key = await self.transport.call(
                 self.scheduler,
-                lambda c: c.scheduler.GetCallerKey,
-                scheduler_pb2.GetCallerKeyRequest(),
+                lambda c: c.keys.GetCallerKey,
+                keys_pb2.GetCallerKeyRequest(),
             )
             project = names.KeyName.parse(key.name).project
-        except UnimplementedError:
-            pass  # A server of an earlier release.
         except TinsmithError as error:
             if error.reason != "KEY_NOT_FOUND":
                 raise  # A pod has a secret and no key, and works in the default project.

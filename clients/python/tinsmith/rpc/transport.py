@@ -33,6 +33,7 @@ from tinsmith.v1 import (
     environment_pb2_grpc,
     episode_pb2_grpc,
     job_pb2_grpc,
+    keys_pb2_grpc,
     run_metrics_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
@@ -78,6 +79,11 @@ class Connection:
     def scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
         """Stub of the scheduler."""
         return scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+
+    @cached_property
+    def keys(self) -> keys_pb2_grpc.KeyServiceAsyncStub:
+        """Stub of the keys, which the scheduler serves."""
+        return keys_pb2_grpc.KeyServiceStub(self.channel)
 
     @cached_property
     def trainer(self) -> trainer_pb2_grpc.TrainerServiceAsyncStub:

@@ -131,55 +131,10 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeleteTrainingRunRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.FromString,
                 _registered_method=True)
-        self.CreateKey = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/CreateKey',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.CreateKeyRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-                _registered_method=True)
-        self.ListKeys = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/ListKeys',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListKeysRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListKeysResponse.FromString,
-                _registered_method=True)
-        self.RevokeKey = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/RevokeKey',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.RevokeKeyRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-                _registered_method=True)
-        self.GetCallerKey = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/GetCallerKey',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-                _registered_method=True)
         self.ListAuditEvents = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/ListAuditEvents',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.FromString,
-                _registered_method=True)
-        self.VerifyKey = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/VerifyKey',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyResponse.FromString,
-                _registered_method=True)
-        self.RegisterWorker = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/RegisterWorker',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
-                _registered_method=True)
-        self.ListWorkers = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/ListWorkers',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.FromString,
-                _registered_method=True)
-        self.HeartbeatWorker = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/HeartbeatWorker',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
-                _registered_method=True)
-        self.DeregisterWorker = channel.unary_unary(
-                '/tinsmith.v1.SchedulerService/DeregisterWorker',
-                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.SerializeToString,
-                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.FromString,
                 _registered_method=True)
 
 
@@ -438,112 +393,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CreateKey(self, request, context):
-        """Creates an API key. The secret is in this answer and nowhere else. Needs the scope `admin`.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not create keys.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): a scope does not exist.
-        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used before.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListKeys(self, request, context):
-        """Lists the keys of a project, without secrets. Needs the scope `admin`.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not list keys.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RevokeKey(self, request, context):
-        """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
-        that of the call itself.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not revoke other keys.
-        * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetCallerKey(self, request, context):
-        """Returns the key that the call was made with, without its secret.
-
-        Errors:
-        * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListAuditEvents(self, request, context):
-        """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the scope
+        """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the role
         `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
         Errors:
         * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not read them.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def VerifyKey(self, request, context):
-        """Checks a key for another pod. Pods only.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
-        * `UNAUTHENTICATED` (`KEY_INVALID`, `KEY_REVOKED`): the key that was asked about is no good.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RegisterWorker(self, request, context):
-        """Adds a worker, or renews it after a restart. Pods only.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListWorkers(self, request, context):
-        """Lists the workers that are alive. Pods only.
-
-        Errors:
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def HeartbeatWorker(self, request, context):
-        """Keeps a worker listed. Pods only.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
-        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeregisterWorker(self, request, context):
-        """Takes a worker off the list that stops, so that its runs move at once. Pods only.
-
-        Repeating it, or doing it for a process that is not listed any more, changes nothing.
-
-        Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -642,55 +498,10 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.DeleteTrainingRunRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.TrainingRun.SerializeToString,
             ),
-            'CreateKey': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateKey,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.CreateKeyRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.SerializeToString,
-            ),
-            'ListKeys': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListKeys,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListKeysRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListKeysResponse.SerializeToString,
-            ),
-            'RevokeKey': grpc.unary_unary_rpc_method_handler(
-                    servicer.RevokeKey,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.RevokeKeyRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.SerializeToString,
-            ),
-            'GetCallerKey': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetCallerKey,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.SerializeToString,
-            ),
             'ListAuditEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEvents,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.SerializeToString,
-            ),
-            'VerifyKey': grpc.unary_unary_rpc_method_handler(
-                    servicer.VerifyKey,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyResponse.SerializeToString,
-            ),
-            'RegisterWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.RegisterWorker,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.SerializeToString,
-            ),
-            'ListWorkers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListWorkers,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.SerializeToString,
-            ),
-            'HeartbeatWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.HeartbeatWorker,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.SerializeToString,
-            ),
-            'DeregisterWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeregisterWorker,
-                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.FromString,
-                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1196,114 +1007,6 @@ class SchedulerService:
             _registered_method=True)
 
     @staticmethod
-    def CreateKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/CreateKey',
-            tinsmith_dot_v1_dot_scheduler__pb2.CreateKeyRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/ListKeys',
-            tinsmith_dot_v1_dot_scheduler__pb2.ListKeysRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.ListKeysResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RevokeKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/RevokeKey',
-            tinsmith_dot_v1_dot_scheduler__pb2.RevokeKeyRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetCallerKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/GetCallerKey',
-            tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ListAuditEvents(request,
             target,
             options=(),
@@ -1320,141 +1023,6 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/ListAuditEvents',
             tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def VerifyKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/VerifyKey',
-            tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RegisterWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/RegisterWorker',
-            tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWorkers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/ListWorkers',
-            tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def HeartbeatWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/HeartbeatWorker',
-            tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeregisterWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.v1.SchedulerService/DeregisterWorker',
-            tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.SerializeToString,
-            tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

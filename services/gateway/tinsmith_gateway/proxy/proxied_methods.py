@@ -13,6 +13,7 @@ from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
@@ -20,7 +21,7 @@ from tinsmith.v1 import (
     usage_pb2,
 )
 
-# TrainerControlService is for pods alone: it is not passed on.
+# TrainerControlService and WorkerService are for pods alone: they are not passed on.
 _FILES = (
     operations_pb2,
     checkpoint_pb2,
@@ -28,6 +29,7 @@ _FILES = (
     environment_pb2,
     episode_pb2,
     job_pb2,
+    keys_pb2,
     run_metrics_pb2,
     sampler_pb2,
     scheduler_pb2,
@@ -56,6 +58,7 @@ _SHORT_SERVICES = frozenset(
     f"tinsmith.v1.{name}"
     for name in (
         "SchedulerService",
+        "KeyService",
         "JobService",
         "RunMetricsService",
         "UsageService",

@@ -21,7 +21,7 @@ from tinsmith.replicas import Replicas
 from tinsmith.rpc.durations import decode_duration
 from tinsmith.rpc.lists import pages
 from tinsmith.rpc.sampler_choice import choice_metadata
-from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2, workers_pb2_grpc
 from tinsmith_gateway.metrics import SAMPLER_CHOICES
 from tinsmith_gateway.upstream.routing import (
     AnyOf,
@@ -45,10 +45,10 @@ _WORKERS_TTL_S = 2.0
 _REPLICAS_TTL_S = 5.0
 _MAX_ENTRIES = 100_000
 _ROLES = {
-    "trainer": scheduler_pb2.Worker.ROLE_TRAINER,
-    "sampler": scheduler_pb2.Worker.ROLE_SAMPLER,
-    "environment": scheduler_pb2.Worker.ROLE_ENVIRONMENT,
-    "coordinator": scheduler_pb2.Worker.ROLE_COORDINATOR,
+    "trainer": workers_pb2.Worker.ROLE_TRAINER,
+    "sampler": workers_pb2.Worker.ROLE_SAMPLER,
+    "environment": workers_pb2.Worker.ROLE_ENVIRONMENT,
+    "coordinator": workers_pb2.Worker.ROLE_COORDINATOR,
 }
 
 
@@ -87,6 +87,7 @@ class Directory:
         self._clock = clock
         self._channel = credentials.open_channel(scheduler_address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._worker_stub: Any = workers_pb2_grpc.WorkerServiceStub(self._channel)
         self._addresses: dict[Owner, list[str]] = {}
         self._replicas = Replicas()
         self._refresh_s: dict[Owner, float] = {}
@@ -171,8 +172,8 @@ class Directory:
         return await asyncio.shield(task)
 
     async def _list(self, role: str) -> list[RoleWorker]:
-        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role])
-        listed = pages(lambda each: self._call(self._stub.ListWorkers, each), request)
+        request = workers_pb2.ListWorkersRequest(role=_ROLES[role])
+        listed = pages(lambda each: self._call(self._worker_stub.ListWorkers, each), request)
         async with typed_errors("scheduler"):
             workers = [
                 RoleWorker(each.name, each.address, each.pool, each.project)

@@ -14,6 +14,7 @@ from tinsmith.names import pools_in_reach, worker_tag
 from tinsmith_runtime.errors import InvalidFieldError
 
 SCHEDULER_SERVICE = "tinsmith.v1.SchedulerService"
+KEY_SERVICE = "tinsmith.v1.KeyService"
 JOB_SERVICE = "tinsmith.v1.JobService"
 RUN_METRICS_SERVICE = "tinsmith.v1.RunMetricsService"
 TRAINER_SERVICE = "tinsmith.v1.TrainerService"
@@ -163,6 +164,7 @@ def owner_of(
     match service:
         case (
             "tinsmith.v1.SchedulerService"
+            | "tinsmith.v1.KeyService"
             | "tinsmith.v1.JobService"
             | "tinsmith.v1.RunMetricsService"
             | "tinsmith.v1.UsageService"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import scheduler_pb2, workers_pb2
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import WorkerConfig
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
@@ -63,14 +63,14 @@ class WorkerPod(Pod):
     def __init__(
         self,
         config: WorkerConfig,
-        role: scheduler_pb2.Worker.Role.ValueType,
+        role: workers_pb2.Worker.Role.ValueType,
         *,
         domain: str,
         tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError(f"the {domain.partition('.')[0]} needs scheduler_address and pod_key")
-        self._listing = scheduler_pb2.Worker(
+        self._listing = workers_pb2.Worker(
             name=f"workers/{config.worker_name}", role=role, pool=config.pool
         )
         self._tokenizers = tokenizers
@@ -128,9 +128,9 @@ class WorkerPod(Pod):
     async def _close(self) -> None:
         """Close what `_open` opened, wholly or in part, after the last call."""
 
-    def _describe(self) -> scheduler_pb2.Worker:
+    def _describe(self) -> workers_pb2.Worker:
         """Return what the listing says beside name, role, address and pool."""
-        return scheduler_pb2.Worker()
+        return workers_pb2.Worker()
 
     def _load(self) -> scheduler_pb2.SamplerLoad | None:
         """Return what each heartbeat says that there is to do; None for a pod that says nothing."""

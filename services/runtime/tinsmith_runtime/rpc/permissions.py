@@ -46,6 +46,8 @@ def _methods(service: str, *names: str) -> frozenset[str]:
 
 
 _SCHEDULER = "tinsmith.v1.SchedulerService"
+_KEYS = "tinsmith.v1.KeyService"
+_WORKERS = "tinsmith.v1.WorkerService"
 _JOBS = "tinsmith.v1.JobService"
 _RUN_METRICS = "tinsmith.v1.RunMetricsService"
 _USAGE = "tinsmith.v1.UsageService"
@@ -70,14 +72,25 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
         _SCHEDULER,
         {
             ALL: "GetCapabilities GetSession GetSamplingSession GetTokenizer LocateCheckpoint "
-            "GetCallerKey RevokeKey GetTrainingRun ListTrainingRuns",
+            "GetTrainingRun ListTrainingRuns",
             READ: "ListSessions",
             PLAY: "CreateSession HeartbeatSession FinishSession CreateSamplingSession",
             USE: "ResumeSession CreateTrainingRun UpdateTrainingRun FinishTrainingRun "
             "ReopenTrainingRun DeleteTrainingRun",
-            MANAGE: "CreateKey ListKeys ListAuditEvents",
-            PODS: "VerifyKey RegisterWorker ListWorkers HeartbeatWorker DeregisterWorker",
+            MANAGE: "ListAuditEvents",
         },
+    ),
+    **_rows(
+        _KEYS,
+        {
+            ALL: "GetCallerKey RevokeKey",
+            MANAGE: "CreateKey ListKeys",
+            PODS: "VerifyKey",
+        },
+    ),
+    **_rows(
+        _WORKERS,
+        {PODS: "RegisterWorker ListWorkers HeartbeatWorker DeregisterWorker"},
     ),
     **_rows(
         _JOBS,
@@ -171,7 +184,9 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
 }
 """Roles of keys of users by full name of the method."""
 
-_LISTED = _methods(_SCHEDULER, "RegisterWorker", "HeartbeatWorker", "DeregisterWorker", "VerifyKey")
+_LISTED = _methods(_KEYS, "VerifyKey") | _methods(
+    _WORKERS, "RegisterWorker", "HeartbeatWorker", "DeregisterWorker"
+)
 
 POD_PERMISSIONS: Mapping[PodRole, frozenset[str]] = {
     # What it measured of the steps of runs, of whatever project.
@@ -196,10 +211,10 @@ POD_PERMISSIONS: Mapping[PodRole, frozenset[str]] = {
     | _methods(_SCHEDULER, "GetSamplingSession")
     | _methods(_CONTROL, "ExportWeights", "ReadWeights")
     | _methods(_CHECKPOINTS, "GetCheckpoint"),
-    PodRole.GATEWAY: _methods(
+    PodRole.GATEWAY: _methods(_KEYS, "VerifyKey")
+    | _methods(_WORKERS, "ListWorkers")
+    | _methods(
         _SCHEDULER,
-        "VerifyKey",
-        "ListWorkers",
         "GetCapabilities",
         "GetSession",
         "GetSamplingSession",

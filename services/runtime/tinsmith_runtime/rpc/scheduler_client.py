@@ -18,12 +18,16 @@ import grpc.aio
 from tinsmith.addresses import normalize_address
 from tinsmith.rpc.error_codec import decode_status, status_of
 from tinsmith.v1 import (
+    keys_pb2,
+    keys_pb2_grpc,
     run_metrics_pb2,
     run_metrics_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     usage_pb2,
     usage_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
 )
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -97,6 +101,8 @@ class SchedulerClient:
         address = normalize_address(address, name="scheduler_address")
         self._channel = credentials.open_channel(address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._keys: Any = keys_pb2_grpc.KeyServiceStub(self._channel)
+        self._workers: Any = workers_pb2_grpc.WorkerServiceStub(self._channel)
         self._run_metrics: Any = run_metrics_pb2_grpc.RunMetricsServiceStub(self._channel)
         self._usage: Any = usage_pb2_grpc.UsageServiceStub(self._channel)
         self._credentials = credentials
@@ -130,10 +136,10 @@ class SchedulerClient:
         own = self._credentials.key
         return (await self._verify(own.identity.key_id, own.secret_sha256)).check_secrets
 
-    async def _verify(self, key_id: str, secret_sha256: bytes) -> scheduler_pb2.VerifyKeyResponse:
-        request = scheduler_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
+    async def _verify(self, key_id: str, secret_sha256: bytes) -> keys_pb2.VerifyKeyResponse:
+        request = keys_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
         try:
-            return await self._call(self._stub.VerifyKey, request)
+            return await self._call(self._keys.VerifyKey, request)
         except TinsmithError as error:
             for known in (KeyInvalidError, KeyRevokedError, KeyExpiredError):
                 if error.reason == known.reason:
@@ -148,21 +154,21 @@ class SchedulerClient:
 
     async def register(
         self,
-        worker: scheduler_pb2.Worker,
+        worker: workers_pb2.Worker,
         tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
-    ) -> scheduler_pb2.Worker:
+    ) -> workers_pb2.Worker:
         """Add a worker, or renew it after a restart."""
-        request = scheduler_pb2.RegisterWorkerRequest(worker=worker, tokenizers=tokenizers or {})
-        return await self._call(self._stub.RegisterWorker, request)
+        request = workers_pb2.RegisterWorkerRequest(worker=worker, tokenizers=tokenizers or {})
+        return await self._call(self._workers.RegisterWorker, request)
 
     async def heartbeat(
-        self, worker: scheduler_pb2.Worker, load: scheduler_pb2.SamplerLoad | None = None
+        self, worker: workers_pb2.Worker, load: scheduler_pb2.SamplerLoad | None = None
     ) -> None:
         """Keep a worker listed, and say what it has to do."""
-        request = scheduler_pb2.HeartbeatWorkerRequest(
+        request = workers_pb2.HeartbeatWorkerRequest(
             name=worker.name, incarnation=worker.incarnation, load=load
         )
-        await self._call(self._stub.HeartbeatWorker, request)
+        await self._call(self._workers.HeartbeatWorker, request)
 
     async def record_run_metrics(self, request: run_metrics_pb2.RecordRunMetricsRequest) -> None:
         """Record what was measured of a run."""
@@ -174,12 +180,12 @@ class SchedulerClient:
         """Report totals of what was used, and return the budgets."""
         return await self._call(self._usage.ReportUsage, request)
 
-    async def deregister(self, worker: scheduler_pb2.Worker) -> None:
+    async def deregister(self, worker: workers_pb2.Worker) -> None:
         """Take a worker off the list, so that its runs move at once."""
-        request = scheduler_pb2.DeregisterWorkerRequest(
+        request = workers_pb2.DeregisterWorkerRequest(
             name=worker.name, incarnation=worker.incarnation
         )
-        await self._call(self._stub.DeregisterWorker, request)
+        await self._call(self._workers.DeregisterWorker, request)
 
     async def _call(
         self, method: Callable[..., Awaitable[ResponseT]], request: object
@@ -203,7 +209,7 @@ class WorkerRegistration:
     def __init__(
         self,
         client: SchedulerClient,
-        worker: scheduler_pb2.Worker,
+        worker: workers_pb2.Worker,
         tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
         load: Callable[[], scheduler_pb2.SamplerLoad | None] = lambda: None,
     ) -> None:

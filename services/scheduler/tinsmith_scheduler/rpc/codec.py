@@ -26,7 +26,7 @@ from tinsmith.names import (
 from tinsmith.rpc.durations import decode_duration, encode_duration
 from tinsmith.rpc.error_codec import encode_status
 from tinsmith.text.chat_template import check_syntax
-from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, keys_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
@@ -93,8 +93,8 @@ _ACTIVITIES = {
     RunActivity.IDLE: scheduler_pb2.TrainingRun.ACTIVITY_IDLE,
 }
 _KEY_STATES = {
-    KeyState.ACTIVE: scheduler_pb2.Key.STATE_ACTIVE,
-    KeyState.REVOKED: scheduler_pb2.Key.STATE_REVOKED,
+    KeyState.ACTIVE: keys_pb2.Key.STATE_ACTIVE,
+    KeyState.REVOKED: keys_pb2.Key.STATE_REVOKED,
 }
 
 
@@ -247,7 +247,7 @@ def decode_key_role(role: str) -> KeyRole:
         raise InvalidFieldError("role", f"must be one of {', '.join(KeyRole)}") from error
 
 
-def decode_key_ttl_s(request: scheduler_pb2.CreateKeyRequest) -> float | None:
+def decode_key_ttl_s(request: keys_pb2.CreateKeyRequest) -> float | None:
     """Return how long a key is good for; None for ever."""
     if not request.HasField("ttl"):
         return None
@@ -257,7 +257,7 @@ def decode_key_ttl_s(request: scheduler_pb2.CreateKeyRequest) -> float | None:
     return ttl_s
 
 
-def decode_key_lookup(request: scheduler_pb2.VerifyKeyRequest) -> tuple[str, bytes]:
+def decode_key_lookup(request: keys_pb2.VerifyKeyRequest) -> tuple[str, bytes]:
     """Return the public part and the hash of a key that is asked about."""
     if len(request.secret_sha256) not in (0, hashlib.sha256().digest_size):
         raise InvalidFieldError("secret_sha256", "must be 32 bytes, or left out")
@@ -398,9 +398,9 @@ def encode_audit_event(event: AuditEvent) -> audit_pb2.AuditEvent:
     )
 
 
-def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> scheduler_pb2.Key:
+def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> keys_pb2.Key:
     """Return the message of a key; with its secret in both spellings if that is given."""
-    return scheduler_pb2.Key(
+    return keys_pb2.Key(
         name=name,
         state=_KEY_STATES[key.state],
         role=key.role,

@@ -14,19 +14,15 @@ from google.longrunning import operations_pb2
 
 from tinsmith.names import (
     CheckpointName,
-    KeyName,
     ProjectName,
     RunName,
     SamplingSessionName,
     SessionName,
-    WorkerName,
 )
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_runtime.errors import NotFoundError, WorkerForeignError
+from tinsmith_runtime.errors import NotFoundError
 from tinsmith_runtime.rpc.auth import Caller, current_caller
-from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import check_text, decode_identity, parse_name
-from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.rpc import codec, worker_codec
@@ -40,7 +36,7 @@ from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.runs.sessions import Sessions, session_not_found
 from tinsmith_scheduler.runs.training_ends import TrainingEnds
-from tinsmith_scheduler.store.records import Key, Reach, Run, RunState, Session, Worker, WorkerRole
+from tinsmith_scheduler.store.records import Reach, Run, RunState, Session, WorkerRole
 from tinsmith_scheduler.workers.workers import Workers
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -50,9 +46,8 @@ _ANY_PROJECT = "projects/-/trainingRuns/"
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The parts of the scheduler that its services call."""
+    """The parts of the scheduler that serve sessions and runs."""
 
-    keys: Keys
     sessions: Sessions
     sampling_sessions: SamplingSessions
     runs: Runs
@@ -282,48 +277,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         name = _own_run(request.name)
         return self._encode_run(await self._domain.runs.delete(name, current_caller()))
 
-    async def CreateKey(
-        self, request: scheduler_pb2.CreateKeyRequest, context: Context
-    ) -> scheduler_pb2.Key:
-        """Create a key."""
-        project = parse_name(ProjectName, request.parent, "parent").project
-        key, api_key = await self._domain.keys.create(
-            current_caller(),
-            project=project,
-            role=codec.decode_key_role(request.role),
-            ttl_s=codec.decode_key_ttl_s(request),
-            display_name=check_text(request.display_name, "display_name"),
-            request=decode_identity(request, project),
-        )
-        return codec.encode_key(key, name=_key_name(key), api_key=api_key)
-
-    async def ListKeys(
-        self, request: scheduler_pb2.ListKeysRequest, context: Context
-    ) -> scheduler_pb2.ListKeysResponse:
-        """List the keys of a project."""
-        project = parse_name(ProjectName, request.parent, "parent").project
-        page = codec.decode_page(request.page_size, request.page_token)
-        keys, next_page_token = await self._domain.keys.list(current_caller(), project, page)
-        return scheduler_pb2.ListKeysResponse(
-            keys=[codec.encode_key(key, name=_key_name(key)) for key in keys],
-            next_page_token=next_page_token,
-        )
-
-    async def RevokeKey(
-        self, request: scheduler_pb2.RevokeKeyRequest, context: Context
-    ) -> scheduler_pb2.Key:
-        """Refuse a key from now on."""
-        name = parse_name(KeyName, request.name, "name")
-        key = await self._domain.keys.revoke(current_caller(), name)
-        return codec.encode_key(key, name=_key_name(key))
-
-    async def GetCallerKey(
-        self, request: scheduler_pb2.GetCallerKeyRequest, context: Context
-    ) -> scheduler_pb2.Key:
-        """Return the key of the call itself."""
-        key = self._domain.keys.of_caller(current_caller())
-        return codec.encode_key(key, name=_key_name(key))
-
     async def ListAuditEvents(
         self, request: scheduler_pb2.ListAuditEventsRequest, context: Context
     ) -> scheduler_pb2.ListAuditEventsResponse:
@@ -337,78 +290,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             events=[codec.encode_audit_event(event) for event in events],
             next_page_token=next_page_token,
         )
-
-    async def VerifyKey(
-        self, request: scheduler_pb2.VerifyKeyRequest, context: Context
-    ) -> scheduler_pb2.VerifyKeyResponse:
-        """Check a key for another pod."""
-        owner = await self._domain.keys.verify(*codec.decode_key_lookup(request))
-        return scheduler_pb2.VerifyKeyResponse(
-            project=owner.project,
-            role=owner.role or "",
-            pool=owner.pool,
-            is_pod=owner.is_pod,
-            check_secrets=self._domain.keys.check_secrets() if owner.is_pod else (),
-        )
-
-    async def RegisterWorker(
-        self, request: scheduler_pb2.RegisterWorkerRequest, context: Context
-    ) -> scheduler_pb2.Worker:
-        """Add a worker."""
-        worker = worker_codec.decode_worker(request.worker)
-        _check_identity(worker)
-        self._check_holder(worker.name)
-        tokenizers = worker_codec.decode_tokenizers(request)
-        registered = await self._domain.workers.register(worker, tokenizers)
-        self._domain.moves.look()
-        return self._encode_worker(registered)
-
-    async def ListWorkers(
-        self, request: scheduler_pb2.ListWorkersRequest, context: Context
-    ) -> scheduler_pb2.ListWorkersResponse:
-        """List the workers that are alive."""
-        role = worker_codec.decode_role(request)
-        workers, token = take_page(
-            f"workers/{role}",
-            self._domain.workers.alive(role),
-            lambda worker: worker.name,
-            request,
-        )
-        return scheduler_pb2.ListWorkersResponse(
-            workers=[
-                worker_codec.encode_listed_worker(
-                    worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
-                )
-                for worker in workers
-            ],
-            next_page_token=token,
-        )
-
-    async def HeartbeatWorker(
-        self, request: scheduler_pb2.HeartbeatWorkerRequest, context: Context
-    ) -> scheduler_pb2.Worker:
-        """Keep a worker listed."""
-        name = parse_name(WorkerName, request.name, "name")
-        self._check_holder(str(name))
-        load = worker_codec.decode_load(request.load) if request.HasField("load") else None
-        worker = self._domain.workers.heartbeat(str(name), request.incarnation, load)
-        return self._encode_worker(worker)
-
-    async def DeregisterWorker(
-        self, request: scheduler_pb2.DeregisterWorkerRequest, context: Context
-    ) -> scheduler_pb2.DeregisterWorkerResponse:
-        """Take a worker off the list."""
-        name = parse_name(WorkerName, request.name, "name")
-        self._check_holder(str(name))
-        self._domain.workers.deregister(str(name), request.incarnation)
-        self._domain.moves.look()
-        return scheduler_pb2.DeregisterWorkerResponse()
-
-    def _check_holder(self, name: str) -> None:
-        """Raise `WorkerForeignError` if a worker of another role or pool has a name."""
-        worker = self._domain.workers.listed(name)
-        if worker is not None:
-            _check_identity(worker)
 
     def _encode_session(self, session: Session) -> scheduler_pb2.Session:
         return codec.encode_session(
@@ -441,11 +322,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             closed=run_closed(run),
         )
 
-    def _encode_worker(self, worker: Worker) -> scheduler_pb2.Worker:
-        return worker_codec.encode_worker(
-            worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
-        )
-
 
 def _caller_of_project(project: str) -> Caller:
     """Return the caller, which belongs to a project."""
@@ -454,17 +330,6 @@ def _caller_of_project(project: str) -> Caller:
         project, lambda: NotFoundError(f"project {project} does not exist", project=project)
     )
     return caller
-
-
-def _check_identity(worker: Worker) -> None:
-    """Raise `WorkerForeignError` unless the caller's key is of the role and pool of a worker."""
-    caller = current_caller()
-    if (caller.role, caller.pool) != (worker.role.value, worker.pool):
-        raise WorkerForeignError(
-            f"{worker.name} is a {worker.role.value} of pool {worker.pool!r}, and the key is of a "
-            f"{caller.role} of pool {caller.pool!r}; give the pod the key of its role and pool",
-            worker=worker.name,
-        )
 
 
 def _reach_of(caller: Caller) -> Reach | None:
@@ -482,7 +347,3 @@ def _own_run(value: str, field: str = "name") -> RunName:
     name = parse_name(RunName, value, field)
     current_caller().require_project(name.project, lambda: run_not_found(name))
     return name
-
-
-def _key_name(key: Key) -> str:
-    return str(KeyName(key.project, key.key_id))

@@ -11,7 +11,7 @@ from tinsmith.names import (
     serving_pool,
 )
 from tinsmith.rpc.durations import encode_duration
-from tinsmith.v1 import models_pb2, scheduler_pb2
+from tinsmith.v1 import models_pb2, scheduler_pb2, workers_pb2
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.rpc.requests import check_text, decode_chosen_id, parse_name
 from tinsmith_scheduler.rpc.codec import decode_base_model
@@ -26,15 +26,15 @@ from tinsmith_scheduler.store.records import (
 )
 
 _ROLES = {
-    scheduler_pb2.Worker.ROLE_TRAINER: WorkerRole.TRAINER,
-    scheduler_pb2.Worker.ROLE_SAMPLER: WorkerRole.SAMPLER,
-    scheduler_pb2.Worker.ROLE_ENVIRONMENT: WorkerRole.ENVIRONMENT,
-    scheduler_pb2.Worker.ROLE_COORDINATOR: WorkerRole.COORDINATOR,
+    workers_pb2.Worker.ROLE_TRAINER: WorkerRole.TRAINER,
+    workers_pb2.Worker.ROLE_SAMPLER: WorkerRole.SAMPLER,
+    workers_pb2.Worker.ROLE_ENVIRONMENT: WorkerRole.ENVIRONMENT,
+    workers_pb2.Worker.ROLE_COORDINATOR: WorkerRole.COORDINATOR,
 }
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 
 
-def decode_worker(message: scheduler_pb2.Worker) -> Worker:
+def decode_worker(message: workers_pb2.Worker) -> Worker:
     """Return the worker that registers."""
     role = _ROLES.get(message.role)
     if role is None:
@@ -88,9 +88,9 @@ def decode_load(message: scheduler_pb2.SamplerLoad) -> SamplerLoad:
     return SamplerLoad(message.num_requests, message.num_sequences, message.num_tokens)
 
 
-def decode_role(request: scheduler_pb2.ListWorkersRequest) -> WorkerRole | None:
+def decode_role(request: workers_pb2.ListWorkersRequest) -> WorkerRole | None:
     """Return the role that is asked about; None for all of them."""
-    if request.role == scheduler_pb2.Worker.ROLE_UNSPECIFIED:
+    if request.role == workers_pb2.Worker.ROLE_UNSPECIFIED:
         return None
     role = _ROLES.get(request.role)
     if role is None:
@@ -98,7 +98,7 @@ def decode_role(request: scheduler_pb2.ListWorkersRequest) -> WorkerRole | None:
     return role
 
 
-def encode_listed_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_pb2.Worker:
+def encode_listed_worker(worker: Worker, *, heartbeat_interval_s: float) -> workers_pb2.Worker:
     """Return the message of a worker with its base models."""
     message = encode_worker(worker, heartbeat_interval_s=heartbeat_interval_s)
     message.models.extend(
@@ -107,9 +107,9 @@ def encode_listed_worker(worker: Worker, *, heartbeat_interval_s: float) -> sche
     return message
 
 
-def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_pb2.Worker:
+def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> workers_pb2.Worker:
     """Return the message of a worker; its models are left out."""
-    return scheduler_pb2.Worker(
+    return workers_pb2.Worker(
         name=worker.name,
         role=_ROLE_NUMBERS[worker.role],
         address=worker.address,
@@ -123,7 +123,7 @@ def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_p
     )
 
 
-def decode_tokenizers(request: scheduler_pb2.RegisterWorkerRequest) -> dict[str, TokenizerFiles]:
+def decode_tokenizers(request: workers_pb2.RegisterWorkerRequest) -> dict[str, TokenizerFiles]:
     """Return the tokenizers of a worker by base model."""
     tokenizers = {}
     for base_model, message in request.tokenizers.items():

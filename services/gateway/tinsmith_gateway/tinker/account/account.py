@@ -9,13 +9,14 @@ from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.rpc.lists import pages
-from tinsmith.v1 import audit_pb2, checkpoint_pb2, scheduler_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2, keys_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker.promises import usage
 from tinsmith_gateway.tinker.promises.usage import HOUR_S, Usage, UsageKey
 from tinsmith_gateway.tinker.wire import ids
 from tinsmith_gateway.tinker.wire.base_models import BaseModels
 from tinsmith_gateway.tinker.wire.contract_calls import Native, iso_time, user_native
+from tinsmith_gateway.upstream.routing import KEY_SERVICE
 from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
 
 _MAX_WINDOW = datetime.timedelta(days=14)
@@ -114,8 +115,8 @@ class Account:
         """Revoke the key of the call."""
         native = user_native(call)
         found = await _own_key(native)
-        request = scheduler_pb2.RevokeKeyRequest(name=found.name)
-        await native.scheduler("RevokeKey", request, scheduler_pb2.Key)
+        request = keys_pb2.RevokeKeyRequest(name=found.name)
+        await native.call(KEY_SERVICE, "RevokeKey", request, keys_pb2.Key)
         return JSONResponse({})
 
     async def audit(self, call: Call) -> Response:
@@ -197,9 +198,9 @@ class Account:
         )
 
 
-async def _own_key(native: Native) -> scheduler_pb2.Key:
-    request = scheduler_pb2.GetCallerKeyRequest()
-    found: scheduler_pb2.Key = await native.scheduler("GetCallerKey", request, scheduler_pb2.Key)
+async def _own_key(native: Native) -> keys_pb2.Key:
+    request = keys_pb2.GetCallerKeyRequest()
+    found: keys_pb2.Key = await native.call(KEY_SERVICE, "GetCallerKey", request, keys_pb2.Key)
     return found
 
 
