@@ -104,7 +104,7 @@ def read_calls(packages: Sequence[str]) -> dict[tuple[str, str], list[str]]:
                 else:
                     stubs[package].add(service)
             if _REGISTERS in source:
-                stubs[package].add("SchedulerService")
+                stubs[package] |= {"KeyService", "WorkerService"}
     calls: dict[tuple[str, str], list[str]] = {}
     for package in packages:
         # The proxy passes every service on; the runtime's calls are those of the pods.
