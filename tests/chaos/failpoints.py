@@ -60,7 +60,7 @@ _MOVING = frozenset({"scheduler.move", "scheduler.moving"})
 _REGISTERED = '"event": "registered"'
 _GONE = '"event": "a trainer is gone"'
 _KILLED = -signal.SIGKILL
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _POLL_S = 0.05
 # Snapshots often, so that every part of a restore is passed.
 _SETTINGS = {"trainer": {"SNAPSHOT_REPLAY_S": "0.2"}}

@@ -1,4 +1,6 @@
-"""Many jobs of three projects at once: none gets what another has, all get their share and end.
+"""Many jobs of three projects at once: none gets what another has, and all end.
+
+That GPU time follows the weights is shown by `test_assignment_simulation.py`, in simulated time.
 
 `TINSMITH_E2E_JOBS` and `TINSMITH_E2E_NODES` set the size; 200 and 50 are the long one.
 """
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import TestCluster
-from tests.e2e.crowd import WEIGHTS, run_crowd
+from tests.e2e.crowd import run_crowd
 
 _NUM_JOBS = int(os.environ.get("TINSMITH_E2E_JOBS", "60"))
 _NUM_NODES = int(os.environ.get("TINSMITH_E2E_NODES", "12"))
@@ -31,9 +33,3 @@ def test_a_crowd_of_jobs_shares_the_cluster(resources: TestCluster, tmp_path: Pa
 
     assert not outcome.history.violations()
     assert "by a bug" not in outcome.log
-    # Gold has twice the weight of each other. Jobs are of 1 to 64 GPUs and hold them for seconds,
-    # so shares are rough; half and twice of what is due is what a lack of any order would miss.
-    total = sum(outcome.gpu_seconds.values())
-    for name, weight in WEIGHTS.items():
-        due = weight / sum(WEIGHTS.values())
-        assert due / 2 < outcome.gpu_seconds[name] / total < due * 2, outcome.gpu_seconds

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -342,15 +341,14 @@ async def kill_a_worker_in_the_middle_of_steps(rig: Rig) -> None:
 
 
 async def test_a_hanging_step_fails_in_time_and_other_workers_go_on() -> None:
-    async with running(step_timeout_s=2.0) as rig:
+    async with running(step_timeout_s=5.0) as rig:
         names = [(await rig.create()).name for _ in range(2)]
-        begin_s = time.monotonic()
         hanging = asyncio.create_task(rig.step(names[0], 0, "hang"))
         assert (await rig.step(names[1], 0)).reward == 0.5
-        assert time.monotonic() - begin_s < 2.0
+        assert not hanging.done()
         with expect_rpc_error(Code.ABORTED, reason="ENVIRONMENT_FAILED") as messages:
             await hanging
-        assert "did not finish within 2 s" in messages[0]
+        assert "did not finish within 5 s" in messages[0]
 
 
 async def test_a_failed_reset_is_a_failed_environment(rig: Rig) -> None:

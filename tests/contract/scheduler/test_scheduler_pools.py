@@ -29,7 +29,7 @@ POOL = "space.j"
 
 @pytest.fixture
 async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
-    async with running_rig(tmp_path, database_url=database_url, placement_timeout_s=0.3) as rig:
+    async with running_rig(tmp_path, database_url=database_url) as rig:
         yield rig
 
 

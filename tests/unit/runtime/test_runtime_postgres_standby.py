@@ -105,7 +105,7 @@ async def test_an_outcome_that_stays_unknown_is_told_as_such(
     pair: tuple[PostgresServer, PostgresServer],
 ) -> None:
     primary, standby = pair
-    database = await open_database(primary.url, answer_timeout_s=0.6, reconnect_timeout_s=0.3)
+    database = await open_database(primary.url, answer_timeout_s=3, reconnect_timeout_s=1)
     await database.write(start_counter)
     standby.stop()
     with pytest.raises(OutcomeUnknownError, match="send the same request again"):
