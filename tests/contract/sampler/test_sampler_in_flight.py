@@ -29,7 +29,7 @@ IN_FLIGHT = {"weight_updates": sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT}
 LONG = 4000
 
 
-class LiveRun:
+class FakeLiveRun:
     """A run that is trained on the sampler's own engine."""
 
     def __init__(self, host: EngineHost) -> None:
@@ -71,8 +71,8 @@ def _step(engine: Engine, run: str, version: int) -> None:
 
 
 @asynccontextmanager
-async def live(folder: Path, host: EngineHost) -> AsyncIterator[tuple[SamplerRig, LiveRun]]:
-    run = LiveRun(host)
+async def live(folder: Path, host: EngineHost) -> AsyncIterator[tuple[SamplerRig, FakeLiveRun]]:
+    run = FakeLiveRun(host)
     await run.create()
     try:
         async with running_sampler(folder, host, publish_live=run.publish) as rig:
@@ -111,7 +111,7 @@ async def test_steps_take_effect_between_the_tokens_of_a_live_run(
         await eventually(lambda: _holds(run, [3]))
 
 
-async def _holds(run: LiveRun, versions: list[int]) -> bool:
+async def _holds(run: FakeLiveRun, versions: list[int]) -> bool:
     return await run.held() == versions
 
 
@@ -137,7 +137,7 @@ async def test_sample_takes_newer_weights_and_tells_the_newest(
             assert versions == sorted(versions)
 
 
-async def _num_holders(run: LiveRun, count: int) -> bool:
+async def _num_holders(run: FakeLiveRun, count: int) -> bool:
     versions = run._engine.versions
     newest = await run._host.call(versions.newest, run.name)
     return newest is not None and await run._host.call(versions.num_holders, newest) >= count
@@ -159,7 +159,7 @@ async def test_nothing_is_published_while_nothing_changes(
 async def test_sampling_goes_on_while_newer_weights_can_not_be_had(
     tmp_path: Path, engine_host: EngineHost
 ) -> None:
-    run = LiveRun(engine_host)
+    run = FakeLiveRun(engine_host)
     await run.create()
     async with running_sampler(
         tmp_path, engine_host, publish_live=run.publish, weight_poll_interval_s=0.01

@@ -34,7 +34,12 @@ from tinsmith_engine.base.types import (
     Published,
     RunState,
 )
-from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, LoadedModel, Placement, load_model
+from tinsmith_engine.loading.base_model import (
+    IN_ONE_PROCESS,
+    LoadedModel,
+    ModelSharding,
+    load_model,
+)
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.runs.peft_export import (
     export_config,
@@ -113,7 +118,7 @@ class Engine:
         checkpoint_activations_over_tokens: int = 16_384,
         exact: bool | None = None,
         compiled: bool | None = None,
-        placement: Placement = IN_ONE_PROCESS,
+        sharding: ModelSharding = IN_ONE_PROCESS,
     ) -> Self:
         """Load a base model.
 
@@ -137,7 +142,7 @@ class Engine:
                 the log and in `info.exactness` that it does not.
             compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
                 on a GPU alone. Part of the numerics fingerprint.
-            placement: Where the base model lies.
+            sharding: How the base model is sharded.
 
         Raises:
             ExactnessUnavailableError: `exact` is True, and this machine cannot keep that promise
@@ -158,12 +163,12 @@ class Engine:
             micro_batch_tokens=micro_batch_tokens,
             checkpoint_activations_over_tokens=checkpoint_activations_over_tokens,
             compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
-            placement=placement,
+            sharding=sharding,
         )
         make: Callable[..., Self] = functools.partial(
             cls, micro_batch_tokens=micro_batch_tokens, max_pass_tokens=max_pass_tokens
         )
-        ranks = placement.engine_arguments
+        ranks = sharding.engine_arguments
         loaded = load(exact=exact)
         try:
             if loaded.info.exactness == "exact":

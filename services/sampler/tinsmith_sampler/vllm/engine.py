@@ -45,7 +45,6 @@ from tinsmith_sampler.metrics import (
     SEQUENCES,
 )
 from tinsmith_sampler.usage_log import SharedTime, amounts_of
-from tinsmith_sampler.vllm.jobs import Job, numbers
 from tinsmith_sampler.vllm.messages import (
     Adapter,
     AddAdapter,
@@ -55,6 +54,7 @@ from tinsmith_sampler.vllm.messages import (
     Update,
 )
 from tinsmith_sampler.vllm.process import Interpreter, VllmProcess
+from tinsmith_sampler.vllm.requests import VllmRequest, numbers
 from tinsmith_sampler.vllm.weight_folders import WeightFolders
 
 logger = logging.getLogger(__name__)
@@ -136,8 +136,8 @@ class VllmEngine:
         self._newest: dict[str, _Version] = {}
         self._serials = itertools.count(1)
         self._numbers = numbers()
-        self._jobs: dict[int, Job] = {}
-        self._by_number: dict[int, Job] = {}
+        self._vllm_requests: dict[int, VllmRequest] = {}
+        self._by_number: dict[int, VllmRequest] = {}
         self._time = SharedTime()
         self._shared_until_s = time.monotonic()
         self._ready = asyncio.Event()
@@ -171,7 +171,7 @@ class VllmEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._process.stop()
-        self._fail_jobs()
+        self._fail_all()
         self._folders.close()
 
     @property
@@ -229,21 +229,21 @@ class VllmEngine:
             WorkerUnavailableError: If vLLM ended, or is given up.
         """
         version = self._version_of(ticket.request.weights)
-        job = self._job(ticket, version)
+        vllm_request = self._vllm_request(ticket, version)
         if version is not None:
             version.num_requests += 1
         try:
             await self._wait_ready()
             ticket.request_id = next(self._numbers)
             self._note_work()
-            self._jobs[ticket.request_id] = job
+            self._vllm_requests[ticket.request_id] = vllm_request
             self._pass_time()
             ticket.mark_s = self._time.enter(ticket.request.num_samples)
             try:
-                self._send(job, first=True)
+                self._send(vllm_request, first=True)
             except BaseException:
-                del self._jobs[ticket.request_id]
-                self._charge(job)
+                del self._vllm_requests[ticket.request_id]
+                self._charge(vllm_request)
                 raise
         except BaseException:
             self._release(version)
@@ -252,13 +252,13 @@ class VllmEngine:
 
     def cancel(self, ticket: Ticket) -> None:
         """Give a request up."""
-        job = self._jobs.get(ticket.request_id or 0)
-        if job is not None and job.ticket is ticket:
+        vllm_request = self._vllm_requests.get(ticket.request_id or 0)
+        if vllm_request is not None and vllm_request.ticket is ticket:
             try:
-                self._process.abort(job.unfinished)
+                self._process.abort(vllm_request.unfinished)
             except WorkerUnavailableError:
                 logger.debug("vLLM ended before a request was cancelled")
-            self._forget(job)
+            self._forget(vllm_request)
 
     async def update(self, ticket: Ticket, weights: Published) -> None:
         """Refuse: requests that follow their run are refused before they begin."""
@@ -311,15 +311,15 @@ class VllmEngine:
     def statistics(self) -> EngineStatistics:
         """Return how the engine does."""
         stalled_s = self._process.silent_s if self._has_work else 0.0
-        return EngineStatistics(len(self._jobs), self._num_restarts, stalled_s)
+        return EngineStatistics(len(self._vllm_requests), self._num_restarts, stalled_s)
 
     # Requests.
 
-    def _job(self, ticket: Ticket, version: _Version | None) -> Job:
+    def _vllm_request(self, ticket: Ticket, version: _Version | None) -> VllmRequest:
         request = ticket.request
         room = self._settings.max_model_tokens - len(request.prompt_tokens)
         serial = 0 if version is None else version.published.serial
-        return Job(
+        return VllmRequest(
             ticket,
             0 if version is None else version.published.version,
             min(request.max_tokens, room),
@@ -327,38 +327,40 @@ class VllmEngine:
             f"{request.cache_scope}/{serial}",
         )
 
-    def _send(self, job: Job, *, first: bool) -> None:
-        commands = [job.first(self._numbers)] if first else job.others(self._numbers)
+    def _send(self, vllm_request: VllmRequest, *, first: bool) -> None:
+        commands = (
+            [vllm_request.first(self._numbers)] if first else vllm_request.others(self._numbers)
+        )
         for command in commands:
-            self._by_number[command.sample] = job
+            self._by_number[command.sample] = vllm_request
             self._process.generate(command)
 
     def _take(self, update: Update) -> None:
-        job = self._by_number.get(update.sample)
-        if job is None:
+        vllm_request = self._by_number.get(update.sample)
+        if vllm_request is None:
             return
         if update.problem:
             logger.error("vLLM refused a completion", extra={"problem": update.problem})
-            self._process.abort(job.unfinished)
-            self._forget(job)
-            _fail(job.ticket, internal_error())
+            self._process.abort(vllm_request.unfinished)
+            self._forget(vllm_request)
+            _fail(vllm_request.ticket, internal_error())
             return
-        num_ended = len(job.ticket.finished)
-        ended_here = job.take(update)
+        num_ended = len(vllm_request.ticket.finished)
+        ended_here = vllm_request.take(update)
         if ended_here is not None:
             self._process.abort([ended_here])
-        if job.ticket.feed is not None:
-            job.ticket.feed.flush()
-        for sequence in job.ticket.finished[num_ended:]:
+        if vllm_request.ticket.feed is not None:
+            vllm_request.ticket.feed.flush()
+        for sequence in vllm_request.ticket.finished[num_ended:]:
             SAMPLED_TOKENS.inc(len(sequence.tokens))
             SEQUENCES.labels(sequence.finish_reason).inc()
-        if job.is_finished:
-            CACHED_PROMPT_TOKENS.inc(job.num_cached_tokens)
-            self._forget(job)
-            if job.ticket.future.set_running_or_notify_cancel():
-                job.ticket.future.set_result(job.ticket.finished)
+        if vllm_request.is_finished:
+            CACHED_PROMPT_TOKENS.inc(vllm_request.num_cached_tokens)
+            self._forget(vllm_request)
+            if vllm_request.ticket.future.set_running_or_notify_cancel():
+                vllm_request.ticket.future.set_result(vllm_request.ticket.finished)
         else:
-            self._send(job, first=False)
+            self._send(vllm_request, first=False)
 
     def _pass_time(self) -> None:
         """Share out the time since a request last came or went: vLLM was busy with what it had."""
@@ -366,33 +368,33 @@ class VllmEngine:
         self._time.spend(now_s - self._shared_until_s)
         self._shared_until_s = now_s
 
-    def _charge(self, job: Job) -> None:
+    def _charge(self, vllm_request: VllmRequest) -> None:
         self._pass_time()
-        request = job.ticket.request
-        engine_s = self._time.leave(request.num_samples, job.ticket.mark_s)
-        job.ticket.charge(
+        request = vllm_request.ticket.request
+        engine_s = self._time.leave(request.num_samples, vllm_request.ticket.mark_s)
+        vllm_request.ticket.charge(
             amounts_of(
                 request,
-                num_sampled_tokens=job.num_sampled_tokens,
-                num_cached_tokens=job.num_cached_tokens,
-                is_read=job.is_begun,
+                num_sampled_tokens=vllm_request.num_sampled_tokens,
+                num_cached_tokens=vllm_request.num_cached_tokens,
+                is_read=vllm_request.is_begun,
                 engine_s=engine_s,
             )
         )
 
-    def _forget(self, job: Job) -> None:
-        del self._jobs[job.ticket.request_id or 0]
-        self._charge(job)
-        for number in job.numbers:
+    def _forget(self, vllm_request: VllmRequest) -> None:
+        del self._vllm_requests[vllm_request.ticket.request_id or 0]
+        self._charge(vllm_request)
+        for number in vllm_request.numbers:
             self._by_number.pop(number, None)
-        weights = job.ticket.request.weights
+        weights = vllm_request.ticket.request.weights
         self._release(None if weights is None else self._versions.get(weights.serial))
 
-    def _fail_jobs(self) -> None:
-        for job in list(self._jobs.values()):
-            self._forget(job)
+    def _fail_all(self) -> None:
+        for vllm_request in list(self._vllm_requests.values()):
+            self._forget(vllm_request)
             _fail(
-                job.ticket,
+                vllm_request.ticket,
                 WorkerUnavailableError("vLLM has ended; send the request again"),
             )
 
@@ -461,7 +463,7 @@ class VllmEngine:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._jobs or self._process.num_calls)
+        return bool(self._vllm_requests or self._process.num_calls)
 
     def _note_work(self) -> None:
         """Count the silence of a process that had nothing to do from now on."""
@@ -487,9 +489,11 @@ class VllmEngine:
     def _note_end(self) -> None:
         if self._is_closing:
             return
-        logger.error("vLLM has ended; it is started again", extra={"num_requests": len(self._jobs)})
+        logger.error(
+            "vLLM has ended; it is started again", extra={"num_requests": len(self._vllm_requests)}
+        )
         self._ready.clear()
-        self._fail_jobs()
+        self._fail_all()
         if not self._is_restarting:
             self._spawn(self._restart())
 
@@ -519,7 +523,9 @@ class VllmEngine:
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             if self.statistics().stalled_s > self._stall_timeout_s:
-                logger.error("vLLM makes no progress", extra={"num_requests": len(self._jobs)})
+                logger.error(
+                    "vLLM makes no progress", extra={"num_requests": len(self._vllm_requests)}
+                )
                 self._process.kill()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

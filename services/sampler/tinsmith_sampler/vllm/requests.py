@@ -30,7 +30,7 @@ class _Sample:
     reason: str | None = None
 
 
-class Job:
+class VllmRequest:
     """A request, and its completions so far.
 
     Args:
