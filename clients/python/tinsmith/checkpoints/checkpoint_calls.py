@@ -21,7 +21,7 @@ from tinsmith.rpc.durations import encode_duration, encode_optional_duration
 from tinsmith.rpc.forms import call, future
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import Checkpoint, CheckpointExport
 from tinsmith.v1 import checkpoint_pb2
 

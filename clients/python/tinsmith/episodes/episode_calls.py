@@ -18,7 +18,7 @@ from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.located_service import LocatedService
 from tinsmith.rpc.transport import Backoff, is_away
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.v1 import episode_pb2
 
 _MAX_REQUEST_EPISODES = 1000
