@@ -30,18 +30,18 @@ from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 from tinsmith_runtime import storage
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
-from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine, Ticket
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.engine_protocol import EngineListener, SamplingEngine, Ticket
 from tinsmith_sampler.forms.trials import FormTrials
+from tinsmith_sampler.requests.sessions import Target
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
-from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,
     WeightDescription,
 )
-from tinsmith_sampler.weights import WeightSource
+from tinsmith_sampler.weights.weight_source import WeightSource
 
 BASE_MODEL = "bench"
 NUM_SEQUENCES, DECODED_TOKENS = 16, 1500

@@ -47,10 +47,10 @@ from tinsmith_runtime.rpc.auth import Authenticator, Caller
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
-from tinsmith_sampler.engine_protocol import EngineSource
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.engine_protocol import EngineSource
 from tinsmith_sampler.pod import SamplerPod
-from tinsmith_sampler.weights import PublishLive
+from tinsmith_sampler.weights.weight_source import PublishLive
 from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
 
 BASE_MODEL = "tiny"

@@ -39,7 +39,7 @@ from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod

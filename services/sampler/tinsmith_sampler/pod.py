@@ -16,16 +16,16 @@ from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.rpc.usage_reporter import UsageReporter
 from tinsmith_runtime.usage import BudgetGate
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import EngineListener, EngineSource
+from tinsmith_sampler.engines.engine_protocol import EngineListener, EngineSource
 from tinsmith_sampler.forms.trials import FormTrials
-from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.requests.sessions import SessionCache, Target
+from tinsmith_sampler.requests.usage_log import SampledUsage
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
 from tinsmith_sampler.service import SamplingService
-from tinsmith_sampler.sessions import SessionCache, Target
-from tinsmith_sampler.usage_log import SampledUsage
-from tinsmith_sampler.weights import PublishLive, WeightSource
+from tinsmith_sampler.weights.live_weights import WeightFollower
+from tinsmith_sampler.weights.weight_source import PublishLive, WeightSource
 
 
 class SamplerPod(WorkerPod):

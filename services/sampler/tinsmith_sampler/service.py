@@ -29,16 +29,16 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.usage import Quantity
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_driver import Load, SamplingDriver
-from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
-from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.engines.engine_driver import Load, SamplingDriver
+from tinsmith_sampler.engines.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.metrics import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, WEIGHTS_SECONDS
-from tinsmith_sampler.queue_limits import QueueLimits
-from tinsmith_sampler.sampled_metrics import RUN_SAMPLING, run_of
-from tinsmith_sampler.sessions import SessionCache, Target
-from tinsmith_sampler.token_stream import Delivery, TokenFeed
-from tinsmith_sampler.usage_log import SampledUsage
-from tinsmith_sampler.weights import WeightSource
+from tinsmith_sampler.requests.queue_limits import QueueLimits
+from tinsmith_sampler.requests.sampled_metrics import RUN_SAMPLING, run_of
+from tinsmith_sampler.requests.sessions import SessionCache, Target
+from tinsmith_sampler.requests.token_stream import Delivery, TokenFeed
+from tinsmith_sampler.requests.usage_log import SampledUsage
+from tinsmith_sampler.weights.live_weights import WeightFollower
+from tinsmith_sampler.weights.weight_source import WeightSource
 
 _MAX_PUBLISH_RACES = 8
 _SCORING = frozenset({Quantity.PREFILLED_TOKENS, Quantity.ENGINE_SECONDS})

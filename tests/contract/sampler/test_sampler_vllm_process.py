@@ -27,7 +27,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.text.penalties import Shaping
-from tinsmith_sampler.engine_protocol import Ticket
+from tinsmith_sampler.engines.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
 from tinsmith_sampler.vllm.process import Interpreter

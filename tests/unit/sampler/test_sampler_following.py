@@ -8,8 +8,8 @@ from tests.support.wait import eventually
 
 from tinsmith_engine import Published
 from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
-from tinsmith_sampler.live_weights import WeightFollower
-from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.requests.sessions import Target
+from tinsmith_sampler.weights.live_weights import WeightFollower
 
 RUN = "projects/p/trainingRuns/r"
 TARGET = Target("tiny", "", RUN, "trainer:1", "p")

@@ -22,13 +22,13 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sealed_memory import MemoryLocation, SealedMemory
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,
     WeightDescription,
 )
-from tinsmith_sampler.weight_transfer import HeldWeights, ReceivedWeights, WeightTransfer
+from tinsmith_sampler.weights.weight_transfer import HeldWeights, ReceivedWeights, WeightTransfer
 
 RUN = "projects/p/trainingRuns/r"
 NUM_CHUNKS = 9

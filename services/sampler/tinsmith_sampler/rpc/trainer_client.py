@@ -16,7 +16,7 @@ from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_runtime.sealed_memory import MemoryLocation, memory_domain
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,

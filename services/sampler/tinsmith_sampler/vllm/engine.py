@@ -31,7 +31,7 @@ from tinsmith_runtime.errors import (
     internal_error,
 )
 from tinsmith_runtime.text.penalties import NEUTRAL, Shaping
-from tinsmith_sampler.engine_protocol import (
+from tinsmith_sampler.engines.engine_protocol import (
     EngineCapabilities,
     EngineStatistics,
     HeldWeights,
@@ -44,7 +44,7 @@ from tinsmith_sampler.metrics import (
     SAMPLED_TOKENS,
     SEQUENCES,
 )
-from tinsmith_sampler.usage_log import SharedTime, amounts_of
+from tinsmith_sampler.requests.usage_log import SharedTime, amounts_of
 from tinsmith_sampler.vllm.messages import (
     Adapter,
     AddAdapter,
@@ -54,7 +54,7 @@ from tinsmith_sampler.vllm.messages import (
     Update,
 )
 from tinsmith_sampler.vllm.process import Interpreter, VllmProcess
-from tinsmith_sampler.vllm.requests import VllmRequest, numbers
+from tinsmith_sampler.vllm.vllm_requests import VllmRequest, numbers
 from tinsmith_sampler.vllm.weight_folders import WeightFolders
 
 logger = logging.getLogger(__name__)

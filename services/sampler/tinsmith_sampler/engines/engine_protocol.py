@@ -20,7 +20,7 @@ from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.forms.trials import FormTrials
-from tinsmith_sampler.token_stream import TokenFeed
+from tinsmith_sampler.requests.token_stream import TokenFeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tinsmith_engine import Published
 from tinsmith_runtime.errors import TinsmithError, VersionNotLoadedError
-from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.requests.sessions import Target
 
 logger = logging.getLogger(__name__)
 

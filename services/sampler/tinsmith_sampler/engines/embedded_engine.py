@@ -30,7 +30,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.text.tokenizer_files import read_stop_token_ids
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import (
+from tinsmith_sampler.engines.engine_protocol import (
     EngineCapabilities,
     EngineListener,
     EngineStatistics,
@@ -49,8 +49,8 @@ from tinsmith_sampler.metrics import (
     SEQUENCES,
     WEIGHT_UPDATES,
 )
-from tinsmith_sampler.token_stream import TokenFeed
-from tinsmith_sampler.usage_log import SharedTime, amounts_of
+from tinsmith_sampler.requests.token_stream import TokenFeed
+from tinsmith_sampler.requests.usage_log import SharedTime, amounts_of
 
 logger = logging.getLogger(__name__)
 

@@ -35,11 +35,11 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
-from tinsmith_sampler.engine_protocol import SamplingEngine
+from tinsmith_sampler.engines.engine_protocol import SamplingEngine
 from tinsmith_sampler.metrics import WEIGHT_LOADS
-from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_protocol import ExportedWeights, StoredWeights, Trainers
-from tinsmith_sampler.weight_transfer import HeldWeights, WeightTransfer
+from tinsmith_sampler.requests.sessions import Target
+from tinsmith_sampler.weights.trainer_protocol import ExportedWeights, StoredWeights, Trainers
+from tinsmith_sampler.weights.weight_transfer import HeldWeights, WeightTransfer
 
 logger = logging.getLogger(__name__)
 
