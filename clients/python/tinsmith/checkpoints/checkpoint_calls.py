@@ -1,4 +1,4 @@
-"""Calls on checkpoints, as coroutines of the background loop; `client` has the forms for users."""
+"""Calls on checkpoints, as coroutines; `checkpoint_forms.py` has the forms."""
 
 from __future__ import annotations
 

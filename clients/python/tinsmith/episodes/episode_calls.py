@@ -1,4 +1,4 @@
-"""Episodes on the server: registered and watched by a training loop; `client` has the forms."""
+"""Episodes on the server: registered and watched by a loop; `episode_forms.py` has the forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Environments that are played: `Client.environments`; `environments` has the forms."""
+"""Environments that are played: `Client.environments`; `play_forms.py` has the forms."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -176,9 +177,9 @@ class PlayCalls(EnvironmentClient):
         try:
             result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
         except NoRolloutsError as error:
-            await keep_before_error(keep, error.unused)
+            await asyncio.to_thread(keep_before_error, keep, error.unused)
             raise
-        await keep(result)
+        await asyncio.to_thread(keep, result)
         return result
 
     @call

@@ -1,4 +1,4 @@
-"""Rollouts that the server plays; `client` has the forms."""
+"""Rollouts that the server plays; `rollout_forms.py` has the forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on the runs of a project, as coroutines of the background loop; `client` has the forms."""
+"""Calls on the runs of a project, as coroutines; `list_forms.py` has the forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of one run; `training_run` has all forms of them."""
+"""Calls of one run; `run_forms.py` has all forms of them."""
 
 from __future__ import annotations
 
