@@ -1,7 +1,7 @@
 """Writes the public forms of the SDK's calls: `python clients/python/generate_forms.py [--check]`.
 
 A call is written once, as a coroutine that runs in the client's background loop, in a module
-`x_calls.py`. Its forms are generated into `x_forms.py` beside it. A decorator of
+`*_calls.py`. Its forms are generated into a module `*_forms.py` beside it. A decorator of
 `tinsmith.rpc.forms` says which forms users get:
 
 * `@call` on `async def _x`: `x()` blocks and returns the result; `x_async()` awaits it.
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def module(self) -> str:
-        """The generated module, beside the source: `x_forms.py` of `x_calls.py`."""
+        """The generated module, beside the source: `*_forms.py` of `*_calls.py`."""
         return self.source.removesuffix("_calls.py") + "_forms.py"
 
 

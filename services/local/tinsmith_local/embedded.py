@@ -145,7 +145,7 @@ class EmbeddedServer:
             sampler = SamplerPod(
                 sampler_config,
                 EmbeddedEngines(self._engines),
-                publish_live=trainer.publish_live,
+                export_live=trainer.export_live,
             )
             await self._start(sampler)
             environment = EnvironmentPod(self._environment_config())

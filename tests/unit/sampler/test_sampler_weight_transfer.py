@@ -79,7 +79,7 @@ class FakeTrainers:
     async def newest(self, address: str, run: str) -> ExportedWeights | StoredWeights:
         raise NotImplementedError
 
-    async def publish(self, address: str, run: str) -> StoredWeights:
+    async def export_to_store(self, address: str, run: str) -> StoredWeights:
         raise NotImplementedError
 
     async def checkpoint(self, address: str, name: str) -> StoredWeights:

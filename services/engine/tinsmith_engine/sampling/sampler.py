@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.model.decoder import Decoder
 from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, blocks_for
@@ -76,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class Sampler:
-    """Samples from an engine's base model and published versions.
+    """Samples from an engine's base model and exported versions.
 
     Args:
         engine: Holds the model and the versions. Called by the same single thread.
@@ -204,7 +204,7 @@ class Sampler:
         self._admission.cancel(state)
         self._forget(state)
 
-    def update(self, request_id: int, weights: Published) -> bool:
+    def update(self, request_id: int, weights: WeightVersion) -> bool:
         """Sample the tokens to come of a request from other weights of its run.
 
         Prompts of samples that did not begin yet are read with the new weights; of a prompt that
@@ -226,7 +226,7 @@ class Sampler:
         self._versions.release(previous)
         return True
 
-    def outdated(self) -> set[Published]:
+    def outdated(self) -> set[WeightVersion]:
         """Return the versions of requests that follow a run which has newer weights by now."""
         followed = {state.weights for state in self._following.values()}
         return {one for one in followed if one is not None and self._is_outdated(one)}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tinsmith_engine import Published, SampledSequence, SampleRequest, Timeline
+from tinsmith_engine import SampledSequence, SampleRequest, Timeline, WeightVersion
 from tinsmith_runtime.errors import InvalidFieldError, NonFiniteLossError
 from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.engines.engine_protocol import SamplingEngine, Ticket
@@ -133,7 +133,7 @@ class SamplingDriver:
             _check_ends(piece.reason for piece in delivery.pieces)
         return delivery
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Sample the tokens to come from newer weights.
 
         Raises:

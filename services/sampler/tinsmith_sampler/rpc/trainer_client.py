@@ -23,7 +23,7 @@ from tinsmith_sampler.weights.trainer_protocol import (
     WeightDescription,
 )
 
-# A publish waits for the operation that is being computed.
+# An export waits for the operation that is being computed.
 _CALL_TIMEOUT_S = 120.0
 
 
@@ -40,7 +40,7 @@ class TrainerClient:
         for channel in self._channels.values():
             await channel.close()
 
-    async def publish(self, address: str, run: str) -> StoredWeights:
+    async def export_to_store(self, address: str, run: str) -> StoredWeights:
         """Return the newest weights of a run, written to the store if they are not there yet.
 
         Raises:

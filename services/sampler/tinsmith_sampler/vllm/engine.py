@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, LoraConfig, Published, SampleRequest
+from tinsmith_engine import AdapterConfig, LoraConfig, SampleRequest, WeightVersion
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -96,14 +96,14 @@ _WATCH_INTERVAL_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    published: Published
+    handle: WeightVersion
     folder: Path
     num_requests: int = 0
     is_retired: bool = False
 
     @property
     def adapter(self) -> Adapter:
-        serial = self.published.serial
+        serial = self.handle.serial
         return Adapter(serial, f"version-{serial}", str(self.folder))
 
 
@@ -260,7 +260,7 @@ class VllmEngine:
                 logger.debug("vLLM ended before a request was cancelled")
             self._forget(vllm_request)
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Refuse: requests that follow their run are refused before they begin."""
         raise TypeError(
             f"request {ticket.request_id} follows no run, so that it takes no version {weights}"
@@ -268,7 +268,7 @@ class VllmEngine:
 
     async def load(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
-    ) -> Published:
+    ) -> WeightVersion:
         """Make a version from tensors of a checkpoint.
 
         Raises:
@@ -284,7 +284,7 @@ class VllmEngine:
         self._check_adapter(config)
         serial = next(self._serials)
         folder = await asyncio.to_thread(self._folders.write, str(serial), tensors, config)
-        loaded = _Version(Published(name, version, serial), folder)
+        loaded = _Version(WeightVersion(name, version, serial), folder)
         try:
             await self._wait_ready()
             await self._add_adapter(loaded.adapter)
@@ -294,19 +294,19 @@ class VllmEngine:
         self._versions[serial] = loaded
         self._retire(name)
         self._newest[name] = loaded
-        return loaded.published
+        return loaded.handle
 
     async def unload(self, name: str) -> None:
         """End the hold of `load`; a version is forgotten with its last request."""
         self._retire(name)
 
-    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:  # noqa: ARG002
+    def full_tensors(self, handle: WeightVersion) -> Mapping[str, Tensor]:  # noqa: ARG002
         """Return nothing: versions here are adapters."""
         return {}
 
     def held(self) -> list[HeldWeights]:
         """Return the versions in memory, oldest first."""
-        return [HeldWeights(one.published, one.num_requests) for one in self._versions.values()]
+        return [HeldWeights(one.handle, one.num_requests) for one in self._versions.values()]
 
     def statistics(self) -> EngineStatistics:
         """Return how the engine does."""
@@ -318,10 +318,10 @@ class VllmEngine:
     def _vllm_request(self, ticket: Ticket, version: _Version | None) -> VllmRequest:
         request = ticket.request
         room = self._settings.max_model_tokens - len(request.prompt_tokens)
-        serial = 0 if version is None else version.published.serial
+        serial = 0 if version is None else version.handle.serial
         return VllmRequest(
             ticket,
-            0 if version is None else version.published.version,
+            0 if version is None else version.handle.version,
             min(request.max_tokens, room),
             None if version is None else version.adapter,
             f"{request.cache_scope}/{serial}",
@@ -400,13 +400,13 @@ class VllmEngine:
 
     # Versions.
 
-    def _version_of(self, weights: Published | None) -> _Version | None:
+    def _version_of(self, weights: WeightVersion | None) -> _Version | None:
         if weights is None:
             return None
         version = self._versions.get(weights.serial)
         if version is None:
             raise VersionNotLoadedError(
-                f"version {weights.version} of {weights.run} is not loaded; publish it again",
+                f"version {weights.version} of {weights.run} is not loaded; export it again",
                 run=weights.run,
                 version=weights.version,
             )
@@ -439,13 +439,13 @@ class VllmEngine:
 
     def _drop_if_free(self, version: _Version) -> None:
         if version.is_retired and version.num_requests == 0:
-            self._versions.pop(version.published.serial, None)
+            self._versions.pop(version.handle.serial, None)
             self._spawn(self._drop(version))
 
     async def _drop(self, version: _Version) -> None:
         try:
             if self._ready.is_set():
-                serial = version.published.serial
+                serial = version.handle.serial
                 await self._call(lambda call: RemoveAdapter(call, serial))
         except TinsmithError as error:
             logger.debug("an adapter was not removed", extra={"problem": error.message})

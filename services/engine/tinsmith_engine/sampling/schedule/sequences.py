@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.sampling.cache.prefix_cache import PromptKey
 from tinsmith_engine.sampling.decode.logit_shaping import RowShaping
 from tinsmith_engine.sampling.decode.prompt_logprobs import PromptScores
@@ -31,7 +31,7 @@ class RequestState:
 
     id: int
     request: SampleRequest
-    weights: Published | None
+    weights: WeightVersion | None
     """What its next token is sampled from."""
     listener: TokenListener | None
     num_unfinished: int
@@ -57,12 +57,12 @@ class RequestState:
         """Of its weights; 0 for a base model."""
         return 0 if self.weights is None else self.weights.version
 
-    def update(self, weights: Published) -> None:
+    def update(self, weights: WeightVersion) -> None:
         """Sample from other weights from now on."""
         self.has_changed = True
         self.use(weights)
 
-    def use(self, weights: Published | None) -> None:
+    def use(self, weights: WeightVersion | None) -> None:
         """Sample from these weights."""
         self.weights = weights
         # Images are part of what was read, and not among the tokens.
@@ -159,7 +159,7 @@ class Reading:
 
     group: WaitingGroup
     """The samples that begin once it is read."""
-    weights: Published | None
+    weights: WeightVersion | None
     """Those of its first piece. A piece behind an update of the request is read with newer ones."""
     blocks: list[int]
     """All that the prompt takes; its reader is this."""
