@@ -333,7 +333,7 @@ kill-samplers: venv ## Kill one of two samplers under load SAMPLER_KILLS times, 
 determinism: venv ## Samples at once have the bits of samples alone: DETERMINISM_SAMPLES, adapters, threads, protocols, pictures
 	$(BIN)/python -m tests.determinism.own_server --samples $(DETERMINISM_SAMPLES)
 
-cut-weights: venv ## Cut a trainer off at WEIGHT_CUTS bytes of publishes, and publish 200 versions during decoding (8 minutes)
+cut-weights: venv ## Cut a trainer off at WEIGHT_CUTS bytes of exports, and export 200 versions during decoding (8 minutes)
 	TINSMITH_TEST_WEIGHT_CUTS=$(WEIGHT_CUTS) TINSMITH_TEST_WEIGHT_VERSIONS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n0 \
 		tests/contract/test_weights_between_pods.py
 

@@ -42,7 +42,7 @@ _PASSING = (
 
 
 @dataclass
-class Outcome:
+class ClientCrowdOutcome:
     """What the crowd saw.
 
     Attributes:
@@ -70,9 +70,9 @@ class Crowd:
         self._metadata = (("authorization", f"Bearer {key}"),)
         self._base_model = base_model
         self._creating = asyncio.Semaphore(_CREATED_AT_ONCE)
-        self._outcome = Outcome()
+        self._outcome = ClientCrowdOutcome()
 
-    async def run(self, num_clients: int, num_futures: int) -> Outcome:
+    async def run(self, num_clients: int, num_futures: int) -> ClientCrowdOutcome:
         """Let all clients begin together once all have a run."""
         members = await asyncio.gather(*(self._create(number) for number in range(num_clients)))
         begin_s = time.perf_counter()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.cluster import prepare, start_cluster
-from tests.e2e.crowd import GPUS_PER_NODE, WEIGHTS, Outcome, run_crowd
+from tests.e2e.crowd import GPUS_PER_NODE, WEIGHTS, JobCrowdOutcome, run_crowd
 from tests.e2e.deployment import install_resources
 
 from bench import report
@@ -22,7 +22,7 @@ from bench import report
 _TIMEOUT_S = 900.0
 
 
-def rows(outcomes: Sequence[Outcome], num_jobs: int, num_nodes: int) -> list[report.Row]:
+def rows(outcomes: Sequence[JobCrowdOutcome], num_jobs: int, num_nodes: int) -> list[report.Row]:
     """Return the figures of several rounds."""
     what = f"{num_jobs} jobs of 1 to 64 GPUs, {num_nodes} nodes of {GPUS_PER_NODE}"
     row = report.Row.of
@@ -77,7 +77,7 @@ def rows(outcomes: Sequence[Outcome], num_jobs: int, num_nodes: int) -> list[rep
     ]
 
 
-def _part(outcome: Outcome, name: str) -> float:
+def _part(outcome: JobCrowdOutcome, name: str) -> float:
     due = WEIGHTS[name] / sum(WEIGHTS.values())
     return outcome.gpu_seconds[name] / sum(outcome.gpu_seconds.values()) / due
 

@@ -48,7 +48,7 @@ class Habits:
 
 
 @dataclass
-class Outcome:
+class AgentCrowdOutcome:
     """What agents and watcher saw.
 
     Attributes:
@@ -105,11 +105,11 @@ class AgentCrowd:
         self._habits = habits
         self._random = random.Random(seed)
         self._rewards = itertools.count(1)
-        self._outcome = Outcome()
+        self._outcome = AgentCrowdOutcome()
         self._all_acknowledged = asyncio.Event()
         self._begin_s = 0.0
 
-    async def run(self, num_agents: int, num_episodes: int) -> Outcome:
+    async def run(self, num_agents: int, num_episodes: int) -> AgentCrowdOutcome:
         """Register episodes, let agents play them, and return once all have ended."""
         async with self._channel() as channel:
             stub: Any = episode_pb2_grpc.EpisodeServiceStub(channel)

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from bench import report
-from bench.episode_crowd import AgentCrowd, Habits, Outcome
+from bench.episode_crowd import AgentCrowd, AgentCrowdOutcome, Habits
 from bench.episode_pods import episode_pods
 
 
-def rows(outcomes: list[Outcome], num_agents: int, num_episodes: int) -> list[report.Row]:
+def rows(outcomes: list[AgentCrowdOutcome], num_agents: int, num_episodes: int) -> list[report.Row]:
     """Return the figures of several rounds."""
     what = f"{num_agents} agents, {num_episodes} episodes"
     row = report.Row.of
@@ -81,7 +81,9 @@ def main() -> None:
     report.write("episodes", found, machine)
 
 
-async def _round(address: str, key: str, num_agents: int, num_episodes: int, seed: int) -> Outcome:
+async def _round(
+    address: str, key: str, num_agents: int, num_episodes: int, seed: int
+) -> AgentCrowdOutcome:
     crowd = AgentCrowd(address, key, Habits(lease_s=6.0, play_s=2.0), seed=seed)
     outcome = await crowd.run(num_agents, num_episodes)
     outcome.check(num_episodes)

@@ -44,7 +44,7 @@ class Habits:
 
 
 @dataclass
-class Outcome:
+class MatchCrowdOutcome:
     """What the members saw.
 
     Attributes:
@@ -122,9 +122,9 @@ class MatchCrowd:
         self._habits = habits
         self._seed = seed
         self._progress = progress
-        self.outcome = Outcome()
+        self.outcome = MatchCrowdOutcome()
 
-    async def run(self, agents: tuple[str, ...], num_epochs: int) -> Outcome:
+    async def run(self, agents: tuple[str, ...], num_epochs: int) -> MatchCrowdOutcome:
         """Play a match of so many epochs to its end."""
         with self._client() as client:
             match = await client.matches.create_async(

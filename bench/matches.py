@@ -17,7 +17,7 @@ import numpy as np
 
 from bench import report
 from bench.episode_pods import EpisodePods, episode_pods
-from bench.match_crowd import Habits, MatchCrowd, Outcome
+from bench.match_crowd import Habits, MatchCrowd, MatchCrowdOutcome
 from tinsmith.matches.types import POINTS
 
 _PHASES_OF_EPOCH = 2
@@ -54,7 +54,7 @@ class Killer:
 
 async def play(
     pods: EpisodePods, num_members: int, num_epochs: int, num_kills: int, habits: Habits, seed: int
-) -> tuple[Outcome, int]:
+) -> tuple[MatchCrowdOutcome, int]:
     """Return what members saw, checked, and how often the coordinator was killed."""
     killer = Killer(pods, num_kills, num_epochs)
     crowd = MatchCrowd(pods.scheduler_address, pods.key, habits, seed=seed, progress=killer.note)
@@ -68,7 +68,9 @@ async def play(
     return outcome, killer.num_kills
 
 
-def rows(outcome: Outcome, num_kills: int, num_phases: int, num_members: int) -> list[report.Row]:
+def rows(
+    outcome: MatchCrowdOutcome, num_kills: int, num_phases: int, num_members: int
+) -> list[report.Row]:
     """Return the figures of a run."""
     what = f"{num_members} members, {num_phases} phases"
     row = report.Row.of

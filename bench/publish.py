@@ -1,7 +1,7 @@
 """How long new weights take to a sampler in another process: `python -m bench.publish`.
 
 Trainer and sampler are two processes with one thread each. The sampler decodes 16 sequences all the
-time. A publish is what a request waits for after a step of its run: the question for the newest
+time. An export is what a request waits for after a step of its run: the question for the newest
 weights, their way, their check, and the switch. Three ways take turns, each with a step before it:
 memory of the machine that both map, the stream between machines (here over loopback), and the
 object store, a folder. The 5 MB are an adapter of rank 32, the 1 GB all weights of a model.
@@ -30,18 +30,18 @@ from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 from tinsmith_runtime import storage
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
-from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine, Ticket
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.engine_protocol import EngineListener, SamplingEngine, Ticket
 from tinsmith_sampler.forms.trials import FormTrials
+from tinsmith_sampler.requests.sessions import Target
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
-from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,
     WeightDescription,
 )
-from tinsmith_sampler.weights import WeightSource
+from tinsmith_sampler.weights.weight_source import WeightSource
 
 BASE_MODEL = "bench"
 NUM_SEQUENCES, DECODED_TOKENS = 16, 1500
@@ -81,7 +81,7 @@ class _Stored(TrainerClient):
     """Has weights written to the store, as an older trainer does."""
 
     async def newest(self, address: str, run: str) -> ExportedWeights | StoredWeights:
-        return await self.publish(address, run)
+        return await self.export_to_store(address, run)
 
 
 _WAYS: dict[str, type[TrainerClient]] = {
@@ -95,8 +95,8 @@ def main() -> int:
     """Measure and write `bench/results/publish.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=sorted(_MODELS), default=sorted(_MODELS))
-    parser.add_argument("--repeats", type=int, default=60, help="publishes of 5 MB by each way")
-    parser.add_argument("--large-repeats", type=int, default=6, help="publishes of 1 GB")
+    parser.add_argument("--repeats", type=int, default=60, help="exports of 5 MB by each way")
+    parser.add_argument("--large-repeats", type=int, default=6, help="exports of 1 GB")
     arguments = parser.parse_args()
     rows: list[report.Row] = []
     for size in arguments.sizes:
@@ -126,7 +126,7 @@ async def _measure(folder: Path, size: str, num_repeats: int) -> list[report.Row
             with tinsmith.Client(pods.scheduler_address, pods.api_key) as client:
                 run = await asyncio.to_thread(_new_run, client, size)
                 target = await _target(pods, run.name)
-                seconds = await _publish(pods, engine, run, target, num_repeats)
+                seconds = await _export(pods, engine, run, target, num_repeats)
         finally:
             for task in decoding:
                 task.cancel()
@@ -180,14 +180,14 @@ async def _target(pods: Pods, run: str) -> Target:
     return Target(BASE_MODEL, "", run, found.trainer_address, run.split("/")[1])
 
 
-async def _publish(
+async def _export(
     pods: Pods,
     engine: SamplingEngine,
     run: tinsmith.TrainingRun,
     target: Target,
     num_repeats: int,
 ) -> dict[str, list[float]]:
-    """Return the seconds of publishes by each way."""
+    """Return the seconds of exports by each way."""
     credentials = PodCredentials.read(pods.pod_key, PodRole.SAMPLER)
     clients = {way: make(credentials) for way, make in _WAYS.items()}
     sources = {
@@ -196,7 +196,7 @@ async def _publish(
             storage.open(pods.storage_uri),
             client,
             max_loaded=1,
-            publish_live=None,
+            export_live=None,
         )
         for way, client in clients.items()
     }
@@ -205,15 +205,15 @@ async def _publish(
         for way, source in sources.items():
             version = await asyncio.to_thread(_step, run, repeat)
             begin_s = time.perf_counter()
-            published = await source.get(target, min_version=version)
+            handle = await source.get(target, min_version=version)
             elapsed_s = time.perf_counter() - begin_s
-            if published is None or published.version != version:
-                raise RuntimeError(f"not version {version} by {way}: {published}")
+            if handle is None or handle.version != version:
+                raise RuntimeError(f"not version {version} by {way}: {handle}")
             # The first one opens connections.
             if repeat:
                 seconds[way].append(elapsed_s)
                 _console.print(f"{way}: {1e3 * elapsed_s:.1f} ms")
-            await engine.unload(published.run)
+            await engine.unload(handle.run)
     for client in clients.values():
         await client.close()
     return seconds

@@ -25,7 +25,7 @@ import torch
 from bench import report
 from bench.paired_runs import build_model
 from bench.static_loop import StaticLoop
-from tinsmith_engine import Engine, LoraConfig, Published, Sampler, SampleRequest
+from tinsmith_engine import Engine, LoraConfig, Sampler, SampleRequest, WeightVersion
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_local.random_model import build_random_model
 
@@ -47,12 +47,12 @@ class Ours:
         self._random = np.random.default_rng(0)
         self.step_seconds: list[float] = []
 
-    def adapters(self, count: int) -> list[Published]:
+    def adapters(self, count: int) -> list[WeightVersion]:
         """Return versions of new runs."""
         found = []
         for index in range(count):
             self.engine.create_run(f"run-{index}", LoraConfig(rank=RANK, seed=index))
-            found.append(self.engine.publish(f"run-{index}"))
+            found.append(self.engine.export(f"run-{index}"))
         return found
 
     def prompt(self, num_tokens: int = PROMPT_TOKENS) -> list[int]:
@@ -66,7 +66,7 @@ class Ours:
         num_samples: int,
         num_tokens: int,
         *,
-        weights: Sequence[Published | None] = (None,),
+        weights: Sequence[WeightVersion | None] = (None,),
         prompts: Sequence[list[int]] = (),
     ) -> None:
         """Sample new prompts, or given ones, to the end; prompt i with weights i."""

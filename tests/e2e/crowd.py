@@ -32,7 +32,7 @@ _TICK_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class JobCrowdOutcome:
     """What came of a crowd.
 
     Attributes:
@@ -68,7 +68,7 @@ def run_crowd(
     num_nodes: int,
     seed: int,
     timeout_s: float,
-) -> Outcome:
+) -> JobCrowdOutcome:
     """Run a crowd until every job has succeeded.
 
     Raises:
@@ -108,7 +108,7 @@ def run_crowd(
         log = controller.log.read_text()
     shares, backlogged_s = _shares(history, {where: name for name, where in namespaces.items()})
     decisions = metrics["tinsmith_controller_assignment_duration_seconds_count"]
-    return Outcome(
+    return JobCrowdOutcome(
         num_jobs=num_jobs,
         duration_s=duration_s,
         history=history,

@@ -17,7 +17,7 @@ from tinsmith_trainer.runs.operations import (
     Work,
 )
 from tinsmith_trainer.runs.run import LiveRun
-from tinsmith_trainer.runs.run_queue import Load, QueuedOperation, RunQueue
+from tinsmith_trainer.runs.run_queue import OperationSize, QueuedOperation, RunQueue
 
 RUN = "projects/p/trainingRuns/r"
 TOKENS = 4
@@ -53,7 +53,9 @@ def finished(number: int, revision: int = 0, kind: str = Kind.FORWARD_BACKWARD) 
 def queued(number: int, letter: str, **fields: Any) -> QueuedOperation:
     kind, work = _WORK[letter]
     num_tokens = TOKENS if isinstance(work, ForwardWork) else 0
-    return QueuedOperation(record(number, kind, **fields), work, Load(num_tokens, num_bytes=10))
+    return QueuedOperation(
+        record(number, kind, **fields), work, OperationSize(num_tokens, num_bytes=10)
+    )
 
 
 def make_run(

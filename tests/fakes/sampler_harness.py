@@ -47,10 +47,10 @@ from tinsmith_runtime.rpc.auth import Authenticator, Caller
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
-from tinsmith_sampler.engine_protocol import EngineSource
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.engine_protocol import EngineSource
 from tinsmith_sampler.pod import SamplerPod
-from tinsmith_sampler.weights import PublishLive
+from tinsmith_sampler.weights.weight_source import ExportLive
 from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
 
 BASE_MODEL = "tiny"
@@ -68,9 +68,9 @@ class FakeTrainer(
 
     def __init__(self) -> None:
         self.checkpoints: dict[str, checkpoint_pb2.Checkpoint] = {}
-        self.published: dict[str, trainer_control_pb2.ExportWeightsResponse] = {}
+        self.exported: dict[str, trainer_control_pb2.ExportWeightsResponse] = {}
         self.replaced: list[trainer_control_pb2.ExportWeightsResponse] = []
-        self.num_publishes = 0
+        self.num_exports = 0
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
@@ -94,11 +94,11 @@ class FakeTrainer(
     async def ExportWeights(
         self, request: Any, context: Any
     ) -> trainer_control_pb2.ExportWeightsResponse:
-        self.num_publishes += 1
-        if request.run not in self.published:
+        self.num_exports += 1
+        if request.run not in self.exported:
             raise RunNotFoundError(f"run {request.run} does not exist")
         # What was named just before the run stepped on.
-        return self.replaced.pop(0) if self.replaced else self.published[request.run]
+        return self.replaced.pop(0) if self.replaced else self.exported[request.run]
 
 
 def make_request(
@@ -172,13 +172,13 @@ class SamplerRig:
         folder: Path,
         host: EngineHost,
         *,
-        publish_live: PublishLive | None = None,
+        export_live: ExportLive | None = None,
         source: EngineSource | None = None,
         **settings: Any,
     ) -> None:
         self.host = host
         self._source = source or EmbeddedEngines(host)
-        self._publish_live = publish_live
+        self._export_live = export_live
         self.scheduler = FakeScheduler()
         self.trainer = FakeTrainer()
         self.store = storage.open(f"file://{folder}")
@@ -200,7 +200,7 @@ class SamplerRig:
                 **self._settings,
             }
         )
-        self.pod = SamplerPod(config, self._source, publish_live=self._publish_live)
+        self.pod = SamplerPod(config, self._source, export_live=self._export_live)
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = sampler_pb2_grpc.SamplerServiceStub(self.channel)
@@ -306,13 +306,13 @@ class SamplerRig:
         uri = self.trainer.checkpoints[checkpoint].manifest_uri
         return Path(uri.removeprefix("file://")).parent
 
-    async def publish(self, run_id: str, *, seed: int, version: int) -> str:
+    async def export(self, run_id: str, *, seed: int, version: int) -> str:
         """Give a live run new random weights, and return its name."""
         name = f"projects/{PROJECT}/trainingRuns/{run_id}"
         config = LoraConfig(rank=4, seed=seed)
         folder = f"{name}/published/{version}-{seed}"
         written = await self._write(folder, config, await self.random_adapter(config), version)
-        self.trainer.published[name] = trainer_control_pb2.ExportWeightsResponse(
+        self.trainer.exported[name] = trainer_control_pb2.ExportWeightsResponse(
             version=version, manifest_uri=written.uri, manifest_sha256=written.sha256
         )
         return name

@@ -45,7 +45,7 @@ _IN_BACKGROUND = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); 
 """As a shell starts what ends in `&`."""
 _BEFORE_IT_COUNTS = f"""
 import signal
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 optim_step, calls = TrainingRun.optim_step, []
 def interrupted(run, *arguments):
     calls.append(optim_step(run, *arguments))

@@ -20,7 +20,7 @@ from tinsmith.rollouts import (
     run_groups,
 )
 from tinsmith.rollouts.adapters import ServiceInstance, ServiceSampler, create_service_instance
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import SamplingParams
 
 CONFIG = RolloutConfig(max_turns=3, max_tokens_per_turn=6)

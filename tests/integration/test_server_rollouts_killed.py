@@ -9,7 +9,7 @@ from tests.integration.servers import pods
 
 import tinsmith
 from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult, RolloutBatch, RolloutConfig
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import SamplingParams
 
 NUM_TASKS = 6

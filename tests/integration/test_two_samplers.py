@@ -64,7 +64,7 @@ def num_sequences(process: PodProcess) -> float:
     return sum(map(float, found))
 
 
-class Load:
+class SampleLoad:
     """Calls and streams of one session, begun from several threads.
 
     Args:
@@ -101,20 +101,20 @@ class Load:
 
 
 @pytest.fixture
-def load(running: Pods) -> Iterator[Load]:
+def load(running: Pods) -> Iterator[SampleLoad]:
     deployment, _ = running
     with deployment.client() as client:
         sampler = client.create_sampler(base_model=BASE_MODEL)
         until(lambda: len(addresses(deployment, sampler)) == len(NAMES))
         # Opened anew, so that it knows both from the first call.
-        load = Load(client.create_sampler(base_model=BASE_MODEL))
+        load = SampleLoad(client.create_sampler(base_model=BASE_MODEL))
         yield load
         load.close()
 
 
 @pytest.mark.timeout(120 + 30 * NUM_KILLS)
 def test_one_session_uses_both_and_loses_nothing_when_they_are_killed(
-    running: Pods, load: Load
+    running: Pods, load: SampleLoad
 ) -> None:
     _, processes = running
     wanted = [one.result(TIMEOUT_S) for one in load.begin(range(NUM_CALLS))]
@@ -139,7 +139,7 @@ def test_one_session_uses_both_and_loses_nothing_when_they_are_killed(
 
 
 def test_a_sampler_that_is_told_to_stop_finishes_and_gets_nothing_new(
-    running: Pods, load: Load
+    running: Pods, load: SampleLoad
 ) -> None:
     deployment, processes = running
     with deployment.client() as client:

@@ -62,7 +62,7 @@ def live(folder: Path, model_dir: Path) -> Iterator[Scene]:
         noise = random.Random(1)
         for number in range(140):
             run.log_metrics(states.curve_point(number, 1.2, noise), step=number)
-        going_on = states.LiveRun(run, 140, noise)
+        going_on = states.GrowingRun(run, 140, noise)
         try:
             yield Scene(deployment)
         finally:

@@ -58,7 +58,7 @@ def step(run: tinsmith.TrainingRun) -> None:
     run.optim_step(tinsmith.AdamParams(learning_rate=1e-3)).result()
 
 
-class LiveRun:
+class GrowingRun:
     """A run that gets a step now and then, until it is stopped."""
 
     def __init__(self, run: tinsmith.TrainingRun, first_step: int, noise: random.Random) -> None:

@@ -140,12 +140,12 @@ def test_a_step_has_the_bits_of_each_tenant_alone_at_any_number_of_threads(engin
 
 
 def test_a_sample_has_the_bits_that_it_has_alone_at_any_number_of_threads(engine: Engine) -> None:
-    published = engine.publish("tenant-0")
+    exported = engine.export("tenant-0")
     asked = [
         SampleRequest(
             prompt_tokens=range(3, 3 + length), max_tokens=3, seed=length, weights=weights
         )
-        for length, weights in ((5, None), (18, published), (70, published))
+        for length, weights in ((5, None), (18, exported), (70, exported))
     ]
 
     def sampled(chosen: Sequence[SampleRequest]) -> dict[int, tuple[list[int], bytes]]:

@@ -11,18 +11,18 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView, Report
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, PodPhase, PodView, Report
 from tinsmith_jobs.plan.status_transitions import assign_nodes
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec_codec import decode_job
-from tinsmith_jobs.status import Placement, Status
+from tinsmith_jobs.status import Binding, Status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
 KEY = NamespacedName("TrainingJob", "team-a", "math")
 LIMITS = Limits(backoff_base_s=10.0, backoff_max_s=300.0, endpoint="gateway:7077")
 
 
-def make_job(**fields: Any) -> Job:
+def make_job(**fields: Any) -> ObservedJob:
     """Return a job with a trainer of 8 GPUs, two samplers and a driver."""
     spec = {
         "method": {"type": "rl", "maxSteps": 100},
@@ -30,13 +30,13 @@ def make_job(**fields: Any) -> Job:
         "roles": {"trainer": {"gpus": 8}, "sampler": {"replicas": 2, "gpus": 1}},
         **fields,
     }
-    return Job(KEY, "uid-1", 1, NOW, decode_job("math", spec), "", Status())
+    return ObservedJob(KEY, "uid-1", 1, NOW, decode_job("math", spec), "", Status())
 
 
 class Life:
     """A job, the pods that its plans made, and the passing of time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ObservedJob) -> None:
         self.job = job
         self.now = NOW
         self.pods: dict[str, PodView] = {}
@@ -85,8 +85,8 @@ class Life:
     def give_nodes(self) -> None:
         """Do what the assignment does for a job that waits, or misses pods."""
         held = {(entry.role, entry.index) for entry in self.job.status.assignments}
-        placements = [
-            Placement(role, index, node, Resources(gpus=8))
+        bindings = [
+            Binding(role, index, node, Resources(gpus=8))
             for role, index, node in (
                 ("trainer", 0, "n1"),
                 ("sampler", 0, "n2"),
@@ -94,7 +94,7 @@ class Life:
             )
             if (role, index) not in held
         ]
-        moved = [replace(p, node="n3") if p.node in self.lost else p for p in placements]
+        moved = [replace(p, node="n3") if p.node in self.lost else p for p in bindings]
         self.job = replace(self.job, status=assign_nodes(self.job, moved, self.now))
 
     def run(self) -> Status:

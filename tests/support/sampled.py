@@ -12,14 +12,14 @@ from tinsmith_engine import (
     AdapterConfig,
     Engine,
     FullConfig,
-    Published,
     SampledSequence,
+    WeightVersion,
 )
 
 LONG = tuple(int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 200))
 
 
-def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 1) -> Published:
+def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 1) -> WeightVersion:
     """A version with weights that matter."""
     if not engine.has_run(run):
         engine.create_run(run, config)
@@ -28,7 +28,7 @@ def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 
         engine.optim_step(run, AdamParams(learning_rate=0.02))
     else:
         randomise_b(engine, run, seed)
-    return engine.publish(run)
+    return engine.export(run)
 
 
 def bits(sequences: list[SampledSequence]) -> list[Any]:

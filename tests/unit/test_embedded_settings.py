@@ -20,7 +20,7 @@ from tinsmith_local.embedded import (
 )
 from tinsmith_local.overrides import read_overrides
 from tinsmith_local.serving import describe
-from tinsmith_runtime.devices import Hardware, place
+from tinsmith_runtime.devices import Hardware, choose_device
 from tinsmith_runtime.errors import ConfigError
 
 
@@ -81,10 +81,10 @@ def test_the_device_is_named_and_a_gpu_that_is_left_out_is_mentioned(tmp_path: P
     config = EmbeddedConfig(data_dir=tmp_path, models={"tiny": "somewhere"})
     server = EmbeddedServer(config)
     server.address, server.api_key = "127.0.0.1:1", "tsk_abc_secret"
-    server.placement = place("cuda", "auto", Hardware(("NVIDIA H200",), True, 1))
+    server.device_choice = choose_device("cuda", "auto", Hardware(("NVIDIA H200",), True, 1))
     assert "  device   cuda:0 NVIDIA H200, bfloat16\n" in describe(server, config)
     assert "warning" not in describe(server, config)
-    server.placement = place("cpu", "auto", Hardware(("NVIDIA H200",), True, 1))
+    server.device_choice = choose_device("cpu", "auto", Hardware(("NVIDIA H200",), True, 1))
     assert "warning: computing on the CPU although" in describe(server, config)
 
 

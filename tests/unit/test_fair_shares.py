@@ -16,7 +16,7 @@ from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from tinsmith_runtime.errors import RateLimitedError, ResourceExhaustedError
 from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.ledger import StoredFile
-from tinsmith_runtime.rpc.in_flight import Admission, Limits, LimitSettings
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest, Limits, LimitSettings
 from tinsmith_trainer.checkpoints.uploads import Upload, Uploads
 
 KEYS = [*(("many", f"m{number}") for number in range(4)), ("one", "o0")]
@@ -31,7 +31,7 @@ def assert_equal_shares(got: Counter[str]) -> None:
     assert max(got.values()) <= 1.1 * min(got.values()), got
 
 
-Ask = Callable[[Limits, str], Admission]
+Ask = Callable[[Limits, str], AdmittedRequest]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_is_in_flight(ask: Ask, num_asks: int) -> None:
     """Each key asks again when it is refused, most of them far oftener than a call ends."""
     chance = random.Random(0)
     limits = Limits(LimitSettings(max_requests=140, max_waits=140, max_bytes=1400))
-    running: list[tuple[float, int, Admission]] = []
+    running: list[tuple[float, int, AdmittedRequest]] = []
     got: Counter[str] = Counter()
     asks = [project for project, _ in KEYS for _ in range(10 if project == "many" else num_asks)]
     for turn in range(ROUNDS):
@@ -74,11 +74,11 @@ def test_one_that_comes_late_has_its_part_as_soon_as_places_come_free() -> None:
         with contextlib.suppress(RateLimitedError):
             limits.admit("many", is_wait=True)
         _fill(limits, "one")
-    held = [limits.usage_of(project).num_waits for project in ("many", "one")]
+    held = [limits.in_flight_of(project).num_waits for project in ("many", "one")]
     assert max(held) - min(held) <= 1, held
 
 
-def _fill(limits: Limits, project: str) -> list[Admission]:
+def _fill(limits: Limits, project: str) -> list[AdmittedRequest]:
     polls = []
     with contextlib.suppress(RateLimitedError):
         while True:

@@ -74,7 +74,7 @@ def test_the_engine_loads_the_model_and_reads_its_images_as_they_are(seeing: Pat
         checkpoint_activations_over_tokens=10**9,
         exact=None,
         compiled=False,
-        placement=IN_ONE_PROCESS,
+        sharding=IN_ONE_PROCESS,
     )
     assert loaded.info.images is not None
     assert loaded.info.images.min_pixels == 28 * 28

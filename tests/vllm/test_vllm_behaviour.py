@@ -121,12 +121,12 @@ async def test_a_prompt_is_scored_without_a_token(rig: SamplerRig) -> None:
 async def test_what_vllm_cannot_do_is_refused_by_name_before_weights_are_looked_for(
     rig: SamplerRig, extras: dict[str, Any], field: str
 ) -> None:
-    await rig.publish("live", seed=1, version=1)
+    await rig.export("live", seed=1, version=1)
     error = await refusal(rig.sample(rig.session(run=RUN), extras=extras))
     assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert field in error.message
     assert "engine vllm" in error.message
-    assert rig.trainer.num_publishes == 0
+    assert rig.trainer.num_exports == 0
 
 
 @pytest.mark.parametrize(

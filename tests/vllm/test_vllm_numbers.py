@@ -71,18 +71,18 @@ async def test_two_adapters_decode_beside_each_other_as_peft_computes_them(
 async def test_a_known_prompt_is_not_used_for_another_version(
     rig: SamplerRig, reference: Reference
 ) -> None:
-    async def published(version: int) -> torch.nn.Module:
-        await rig.publish("live", seed=version, version=version)
+    async def exported(version: int) -> torch.nn.Module:
+        await rig.export("live", seed=version, version=version)
         config = LoraConfig(rank=4, seed=version)
         tensors = await rig.random_adapter(config)
         return reference.adapted(tensors, rank=4, alpha=config.alpha)
 
-    first_model = await published(1)
+    first_model = await exported(1)
     session = rig.session(run="projects/p/trainingRuns/live")
     first = await rig.sample(session, LONG_PROMPT)
     again = await rig.sample(session, LONG_PROMPT, seed=2)
     assert (first.num_cached_prompt_tokens, again.num_cached_prompt_tokens > 0) == (0, True)
-    second_model = await published(2)
+    second_model = await exported(2)
     second = await rig.sample(session, LONG_PROMPT)
     assert (second.version, second.num_cached_prompt_tokens) == (2, 0)
     assert largest_difference(first, first_model, LONG_PROMPT) < TOLERANCE

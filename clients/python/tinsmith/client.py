@@ -10,25 +10,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tinsmith.account.audit import AuditClient
-from tinsmith.account.sessions import SessionClient
-from tinsmith.account.usage import UsageClient
-from tinsmith.checkpoints.client import CheckpointClient
+from tinsmith.account.audit_forms import AuditClient
+from tinsmith.account.session_forms import SessionClient
+from tinsmith.account.usage_forms import UsageClient
+from tinsmith.checkpoints.checkpoint_forms import CheckpointClient
 from tinsmith.client_forms import ClientForms
-from tinsmith.episodes.client import EpisodeClient
-from tinsmith.jobs.client import JobClient
-from tinsmith.keys.client import KeyClient
-from tinsmith.matches.client import MatchClient
-from tinsmith.rollouts.client import RolloutClient
-from tinsmith.rollouts.environments import PlayableEnvironments
+from tinsmith.episodes.episode_forms import EpisodeClient
+from tinsmith.jobs.job_forms import JobClient
+from tinsmith.keys.key_forms import KeyClient
+from tinsmith.matches.match_forms import MatchClient
+from tinsmith.rollouts.play_forms import PlayableEnvironments
+from tinsmith.rollouts.rollout_forms import RolloutClient
 from tinsmith.rpc.core import ClientCore
 from tinsmith.sampling.opening import open_sampler
-from tinsmith.sampling.sampler import Sampler
 from tinsmith.sampling.sampler_calls import SamplerSource
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import Origin, RetryPolicy, resolve_settings
 from tinsmith.tracing import switch
-from tinsmith.training.client import TrainingRunListClient
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.list_forms import TrainingRunListClient
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.version import __version__
 
 _LAST_METRICS_S = 3.0

@@ -1,4 +1,4 @@
-"""Calls of a client that create runs and samplers; `client_forms` has all forms of them."""
+"""Calls of a client that create runs and samplers; `client_forms.py` has all forms of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.sampling.opening import open_sampler
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_creation import create_run, create_run_from
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import Checkpoint, ModelInfo
 from tinsmith.v1 import models_pb2, scheduler_pb2
 

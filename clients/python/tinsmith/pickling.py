@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from tinsmith.client import Client, ServiceClient
 from tinsmith.rpc.futures import OperationFuture, ResultFuture
-from tinsmith.sampling.sampler import Sampler
 from tinsmith.sampling.sampler_calls import SamplerSource
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import Origin
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 _clients: dict[Origin, Client] = {}
 _lock = threading.Lock()

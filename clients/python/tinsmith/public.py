@@ -2,7 +2,6 @@
 
 from tinsmith import driver, pickling, types
 from tinsmith.client import Client, ServiceClient
-from tinsmith.environments.client import EnvironmentClient
 from tinsmith.environments.environment_calls import (
     Environment,
     EnvironmentInstance,
@@ -10,13 +9,14 @@ from tinsmith.environments.environment_calls import (
     Observation,
     StepResult,
 )
+from tinsmith.environments.environment_forms import EnvironmentClient
 from tinsmith.episodes.agent import (
     EpisodeAgent,
     HeldEpisode,
     OpenaiBaseUrlAndApiKey,
     WorkflowOutput,
 )
-from tinsmith.episodes.client import EpisodeClient
+from tinsmith.episodes.episode_forms import EpisodeClient
 from tinsmith.episodes.types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
 from tinsmith.errors import (
     AbortedError,
@@ -45,11 +45,11 @@ from tinsmith.errors import (
 from tinsmith.rpc.futures import OperationFuture, ResultFuture
 from tinsmith.rpc.gathering import as_completed, gather
 from tinsmith.sampling.sample_stream import SampleStream
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, numpy_loss
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import (
     AdamParams,
     ApiKey,

@@ -36,7 +36,7 @@ from tinsmith_jobs.conditions import WAITING, Phase
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 from tinsmith_jobs.spec import JobSpec
 from tinsmith_jobs.status import Status
 
@@ -178,7 +178,7 @@ class AssignmentLoop:
                     raise
                 continue
             self._count(key, decisions)
-            if is_sentence and isinstance(items[key], Job):
+            if is_sentence and isinstance(items[key], ObservedJob):
                 self._tell(items[key], status.waiting_for, now)
         self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}
         self._told = {key: wait for key, wait in self._told.items() if key in records}
@@ -194,7 +194,9 @@ class AssignmentLoop:
         self._said_s[key] = now_s
         return True
 
-    def _tell(self, item: Job | Pool, sentence: str, now: datetime.datetime) -> None:
+    def _tell(
+        self, item: ObservedJob | ObservedPool, sentence: str, now: datetime.datetime
+    ) -> None:
         """Write one event for each time that a job waits: numbers in sentences change all the time.
 
         What it waits for later is in its status.
@@ -230,7 +232,7 @@ def _measure(records: Mapping[NamespacedName, WorkloadRecord], view: Snapshot) -
     queues: dict[str, int] = {}
     for record in records.values():
         item = record.item
-        if not isinstance(item, Job):
+        if not isinstance(item, ObservedJob):
             continue
         phases[item.status.phase.value] += 1
         if item.status.phase is Phase.QUEUED and isinstance(item.spec, JobSpec):

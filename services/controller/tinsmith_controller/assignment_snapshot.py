@@ -28,7 +28,7 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
 from tinsmith_jobs.plan.image_pulls import rest_left_s
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 from tinsmith_jobs.plan.status_transitions import (
     assign_nodes,
     assign_pool_nodes,
@@ -39,7 +39,7 @@ from tinsmith_jobs.plan.status_transitions import (
 )
 from tinsmith_jobs.quantities import GIB, Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec, Role, Rules, Scheduling, requested
-from tinsmith_jobs.status import Assignment, Placement, Status
+from tinsmith_jobs.status import Assignment, Binding, Status
 
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
@@ -120,7 +120,7 @@ def may_get_nodes(record: WorkloadRecord) -> bool:
     item, status = record.item, record.item.status
     if record.is_left_alone or item.spec is None or item.is_deleting:
         return False
-    if isinstance(item, Job) and status.assigned_time is None:
+    if isinstance(item, ObservedJob) and status.assigned_time is None:
         return status.phase is Phase.QUEUED or _is_admitted(record)
     return status.phase not in ENDED and bool(_missing(item.spec.roles, status))
 
@@ -133,7 +133,9 @@ def policy_of(policy: QueueConfig) -> QueueConfig:
 
 
 def decided_statuses(
-    items: Mapping[NamespacedName, Job | Pool], decisions: Decisions, now: datetime.datetime
+    items: Mapping[NamespacedName, ObservedJob | ObservedPool],
+    decisions: Decisions,
+    now: datetime.datetime,
 ) -> dict[NamespacedName, Status]:
     """Return the statuses that decisions change: what is given back, then new assignments."""
     changed: dict[NamespacedName, Status] = {}
@@ -142,16 +144,16 @@ def decided_statuses(
         if item is not None:
             changed[key] = give_back(item, lost, now, gives_all=key in decisions.released)
             items = {**items, key: replace(item, status=changed[key])}
-    for key, placements in decisions.assign.items():
+    for key, bindings in decisions.assign.items():
         item = items.get(key)
-        if isinstance(item, Job):
-            changed[key] = assign_nodes(item, placements, now)
+        if isinstance(item, ObservedJob):
+            changed[key] = assign_nodes(item, bindings, now)
         elif item is not None:
-            changed[key] = assign_pool_nodes(item, placements, now)
+            changed[key] = assign_pool_nodes(item, bindings, now)
     for key, by in decisions.preempt.items():
         item = items.get(key)
         is_new = key not in decisions.assign and key not in decisions.released
-        if isinstance(item, Job) and is_new and item.status.preempted_by is None:
+        if isinstance(item, ObservedJob) and is_new and item.status.preempted_by is None:
             changed[key] = replace(item.status, preempted_by=by)
     for key, sentence in decisions.waiting.items():
         item = items.get(key)
@@ -159,7 +161,7 @@ def decided_statuses(
             continue
         status = changed.get(key, item.status)
         told = replace(status, waiting_for=sentence)
-        if isinstance(item, Job) and status.assigned_time is None:
+        if isinstance(item, ObservedJob) and status.assigned_time is None:
             if is_fresh(item):
                 told = queued(replace(told, observed_generation=item.generation), now)
             told = wait_for_nodes(told, sentence, now, is_unfit=key in decisions.unfit)
@@ -196,14 +198,14 @@ def _workload(
     if stage is None:
         return None
     placed = _placed(roles, status, defaults)
-    is_resting = isinstance(item, Pool) and rest_left_s(status, now, limits) > 0
+    is_resting = isinstance(item, ObservedPool) and rest_left_s(status, now, limits) > 0
     missing = tuple(
         PodRequest(role.name, index, requested(role, defaults))
         for role, index in (() if is_resting else _missing(roles, status))
     )
     if not placed and not missing:
         return None
-    is_job = isinstance(item, Job)
+    is_job = isinstance(item, ObservedJob)
     role_rules = {} if spec is None else _role_rules(spec, smallest_gib)
     return Workload(
         key=item.key,
@@ -255,7 +257,7 @@ def _is_admitted(record: WorkloadRecord) -> bool:
     """
     item = record.item
     is_in_order = not record.refusal and not record.has_own_queue
-    return isinstance(item, Job) and is_in_order and is_fresh(item)
+    return isinstance(item, ObservedJob) and is_in_order and is_fresh(item)
 
 
 def _stage(
@@ -265,7 +267,7 @@ def _stage(
     now: datetime.datetime,
 ) -> Stage | None:
     item, status = record.item, record.item.status
-    if isinstance(item, Pool):
+    if isinstance(item, ObservedPool):
         return Stage.HOLDING if status.assignments else Stage.WAITING
     is_stopping = status.stop_time is not None or status.preempted_by is not None
     if status.phase in ENDED or status.phase in STOPPING or is_stopping:
@@ -284,7 +286,7 @@ def _stage(
 
 def _placed(
     roles: Sequence[Role], status: Status, defaults: Mapping[str, Mapping[str, str]]
-) -> tuple[Placement, ...]:
+) -> tuple[Binding, ...]:
     """Return the pods that have a node, with what was given to them, whatever the spec says now."""
     by_name = {role.name: role for role in roles}
     placed = []
@@ -297,7 +299,7 @@ def _placed(
             role = by_name.get(entry.role)
             asked = requested(role, defaults) if role is not None else Resources(pods=1)
             resources = replace(asked, gpus=entry.gpus)
-        placed.append(Placement(entry.role, entry.index, entry.node, resources))
+        placed.append(Binding(entry.role, entry.index, entry.node, resources))
     return tuple(placed)
 
 

@@ -13,7 +13,7 @@ from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import JobIdentity, KeySpentError, SchedulerClient
 from tinsmith_jobs.naming import pod_keys_name
 from tinsmith_jobs.plan.actions import Plan
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 from tinsmith_jobs.spec import DRIVER
 from tinsmith_jobs.status import Status
 
@@ -39,7 +39,7 @@ class JobKeys:
 
     def settle(
         self,
-        job: Job,
+        job: ObservedJob,
         identity: JobIdentity,
         plan: Plan,
         memory: Memory,
@@ -83,7 +83,7 @@ class JobKeys:
             raise RetryLaterError(str(error)) from error
         memory.api_keys, memory.settled_keys = keys, settled
 
-    def delete_secret(self, item: Job | Pool, plan: Plan, memory: Memory) -> None:
+    def delete_secret(self, item: ObservedJob | ObservedPool, plan: Plan, memory: Memory) -> None:
         """Delete the secret of a workload that gives back all that it held.
 
         The stored status still has the assignments that it was made for. So this is done again if
@@ -94,7 +94,7 @@ class JobKeys:
             self._delete_own(item, pod_keys_name(item.key.name))
             memory.key_secret = None
 
-    def _delete_own(self, item: Job | Pool, name: str) -> None:
+    def _delete_own(self, item: ObservedJob | ObservedPool, name: str) -> None:
         """Delete a secret unless it is another workload's: a pool may have the name of a job."""
         try:
             found = self._cluster.get(SECRETS, item.key.namespace, name)

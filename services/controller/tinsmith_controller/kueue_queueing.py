@@ -35,7 +35,7 @@ from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import ENDED, Phase
 from tinsmith_jobs.naming import TEMPLATE_ANNOTATION
 from tinsmith_jobs.plan.actions import Event
-from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool, PodPhase, PodView
 from tinsmith_jobs.quantities import GPU_RESOURCE
 from tinsmith_jobs.spec import WORKER, JobSpec
 
@@ -85,7 +85,7 @@ class KueueQueueing:
     def waiting_of(self, record: WorkloadRecord) -> str:
         """Return what a job waits for in its queue, in one sentence; empty if it is admitted."""
         kueue = self._stores.kueue
-        if kueue is None or not isinstance(record.item, Job):
+        if kueue is None or not isinstance(record.item, ObservedJob):
             return ""
         waiting = kueue.waiting_of(record)
         is_new = kueue.is_synced and kueue.workload_of(record.item.uid) is None
@@ -108,7 +108,12 @@ class KueueQueueing:
             NotLeaderError: If this replica may not act any more.
         """
         kueue, job = self._stores.kueue, record.item
-        if kueue is None or not kueue.is_synced or not isinstance(job, Job) or job.is_deleting:
+        if (
+            kueue is None
+            or not kueue.is_synced
+            or not isinstance(job, ObservedJob)
+            or job.is_deleting
+        ):
             return Followed()
         workload = kueue.workload_of(job.uid)
         if not record.queue and workload is None:
@@ -157,7 +162,7 @@ class KueueQueueing:
     ) -> dict[str, Any] | None:
         """Return the Workload that a job is to have; None if that is not known or not allowed."""
         job, spec = record.item, record.item.spec
-        if not isinstance(job, Job) or not isinstance(spec, JobSpec) or record.refusal:
+        if not isinstance(job, ObservedJob) or not isinstance(spec, JobSpec) or record.refusal:
             return None
         if not record.queue:
             return None
@@ -271,7 +276,7 @@ class KueueQueueing:
         except ApiError as error:
             raise _explained(error, name) from error
 
-    def _tell(self, job: Job | Pool, body: dict[str, Any]) -> Followed:
+    def _tell(self, job: ObservedJob | ObservedPool, body: dict[str, Any]) -> Followed:
         """Write what Kueue is to know and the job does not depend on; a later look tries again.
 
         Kueue's webhooks may be down, and pods are replaced all the same.
@@ -307,7 +312,7 @@ def _explained(error: ApiError, name: str) -> Exception:
     return error
 
 
-def _view_of(record: WorkloadRecord, job: Job, pods: Mapping[str, PodView]) -> QueuedJob:
+def _view_of(record: WorkloadRecord, job: ObservedJob, pods: Mapping[str, PodView]) -> QueuedJob:
     runs = any(not pod.has_ended and not pod.is_deleting for pod in pods.values())
     spec = job.spec
     return QueuedJob(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tinsmith_controller.kube.api_client import ApiError, Cluster, Json, Resource
 from tinsmith_controller.kube.leader_election import LeaderElection
 from tinsmith_controller.rpc.scheduler_client import SchedulerError
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 
 
 class RetryLaterError(Exception):
@@ -50,7 +50,7 @@ class OwnedObjects:
         self._cluster = cluster
         self._election = election
 
-    def create(self, resource: Resource, item: Job | Pool, body: Json) -> None:
+    def create(self, resource: Resource, item: ObservedJob | ObservedPool, body: Json) -> None:
         """Create a secret or service of a workload, unless it is there.
 
         Raises:
@@ -76,7 +76,7 @@ class OwnedObjects:
             self._cluster.replace(resource, namespace, {**found, "data": body["data"]})
 
 
-def is_owned_by(item: Job | Pool, content: Json) -> bool:
+def is_owned_by(item: ObservedJob | ObservedPool, content: Json) -> bool:
     """Return whether an object is one of a workload, and not of an earlier one of its name."""
     references = content["metadata"].get("ownerReferences") or []
     return item.uid in {entry.get("uid") for entry in references}

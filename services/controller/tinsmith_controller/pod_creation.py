@@ -16,7 +16,7 @@ from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import make_keys_secret, make_pod, make_services
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_controller.rpc.scheduler_client import SchedulerError
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 from tinsmith_jobs.status import Assignment
 
 
@@ -47,7 +47,7 @@ class PodCreation:
 
     def create(
         self,
-        item: Job | Pool,
+        item: ObservedJob | ObservedPool,
         owner: WorkloadContext,
         assignments: Sequence[Assignment],
         memory: Memory,
@@ -70,7 +70,7 @@ class PodCreation:
         for assignment in assignments:
             self._create(item, owner, assignment, memory)
 
-    def settle(self, item: Job | Pool, memory: Memory) -> None:
+    def settle(self, item: ObservedJob | ObservedPool, memory: Memory) -> None:
         """Look for pods that may have been made.
 
         One that is made still later is seen by the watch, and deleted if it is not wanted by then.
@@ -90,7 +90,11 @@ class PodCreation:
             memory.unsettled_pods.discard(name)
 
     def _create(
-        self, item: Job | Pool, owner: WorkloadContext, assignment: Assignment, memory: Memory
+        self,
+        item: ObservedJob | ObservedPool,
+        owner: WorkloadContext,
+        assignment: Assignment,
+        memory: Memory,
     ) -> None:
         pod = make_pod(owner, assignment, self._deployment)
         try:
@@ -111,7 +115,9 @@ class PodCreation:
                     memory.unsettled_pods.add(assignment.pod)
                 raise
 
-    def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: Memory) -> None:
+    def _look_at_namesake(
+        self, item: ObservedJob | ObservedPool, assignment: Assignment, memory: Memory
+    ) -> None:
         """Find out whether a pod that has a name is ours, of an earlier look, or foreign."""
         found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
         if is_owned_by(item, found):

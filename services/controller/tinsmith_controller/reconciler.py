@@ -47,7 +47,7 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.named_checkpoints import note_found
-from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, ObservedPool, PodView, Report
 from tinsmith_jobs.plan.retry_policy import is_retried
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import DRIVER, JobSpec, requested
@@ -128,7 +128,7 @@ class Reconciler:
         record = self._with_named_checkpoints(self._stores.admitted(written))
         item = record.item
         memory = self._memory(item.uid)
-        if isinstance(item, Job) and is_retried(item):
+        if isinstance(item, ObservedJob) and is_retried(item):
             memory.rejection = ""
         self._pods.settle(item, memory)
         now = self._now()
@@ -145,7 +145,7 @@ class Reconciler:
             raise
         plan = (
             plan_job(item, observed, now, self._limits)
-            if isinstance(item, Job)
+            if isinstance(item, ObservedJob)
             else plan_pool(item, observed, now, self._limits)
         )
         self._apply(record, plan, memory, now)
@@ -176,7 +176,11 @@ class Reconciler:
         found = {}
         for record in self._stores.jobs():
             item = record.item
-            if isinstance(item, Job) and item.status.assignments and not record.is_left_alone:
+            if (
+                isinstance(item, ObservedJob)
+                and item.status.assignments
+                and not record.is_left_alone
+            ):
                 found[item.uid] = (item.key, self._identity(item))
         return found
 
@@ -197,15 +201,15 @@ class Reconciler:
         with self._lock:
             return self._memories.setdefault(uid, Memory())
 
-    def _identity(self, item: Job) -> JobIdentity:
+    def _identity(self, item: ObservedJob) -> JobIdentity:
         return JobIdentity(job_resource(self._project(item.key), item.key.name), item.uid)
 
     def _project(self, key: NamespacedName) -> str:
         return self._projects.get(key.namespace, key.namespace)
 
-    def _templates(self, item: Job | Pool) -> dict[str, str]:
+    def _templates(self, item: ObservedJob | ObservedPool) -> dict[str, str]:
         """Return what pods of a pool would be made from; those of jobs stay as they began."""
-        if isinstance(item, Job) or item.spec is None:
+        if isinstance(item, ObservedJob) or item.spec is None:
             return {}
         owner = self._owner(item, item.status)
         gpus = {role.name: role.gpus for role in item.spec.roles}
@@ -215,7 +219,7 @@ class Reconciler:
             if entry.role in gpus
         }
 
-    def _requests(self, item: Job | Pool) -> dict[str, Resources]:
+    def _requests(self, item: ObservedJob | ObservedPool) -> dict[str, Resources]:
         if item.spec is None:
             return {}
         requests = self._deployment.requests
@@ -255,14 +259,16 @@ class Reconciler:
     def _with_named_checkpoints(self, record: WorkloadRecord) -> WorkloadRecord:
         """Return a job with the checkpoints in its status that it names by other jobs."""
         item = record.item
-        if not isinstance(item, Job):
+        if not isinstance(item, ObservedJob):
             return record
         status = note_found(item, lambda name: self._stores.job(item.key.namespace, name))
         return replace(record, item=replace(item, status=status))
 
-    def _report(self, item: Job | Pool, pods: Mapping[str, PodView]) -> Report | None:
+    def _report(
+        self, item: ObservedJob | ObservedPool, pods: Mapping[str, PodView]
+    ) -> Report | None:
         """Return the driver's last report, a fresh one if it has ended: nothing comes after it."""
-        if not isinstance(item, Job):
+        if not isinstance(item, ObservedJob):
             return None
         driver = item.status.assigned_to(DRIVER, 0)
         pod = pods.get(driver.pod) if driver is not None else None
@@ -313,22 +319,22 @@ class Reconciler:
         if problem:
             raise RetryLaterError(problem)
 
-    def _delete_workload(self, item: Job | Pool) -> None:
+    def _delete_workload(self, item: ObservedJob | ObservedPool) -> None:
         self._election.require()
         resource = JOBS if item.key.kind == JOB_KIND else POOLS
-        if isinstance(item, Job):
+        if isinstance(item, ObservedJob):
             try:
                 self._scheduler.forget(self._identity(item))
             except SchedulerError as error:
                 raise RetryLaterError(str(error)) from error
         self._cluster.delete(resource, item.key.namespace, item.key.name, uid=item.uid)
 
-    def _settle_keys(self, item: Job | Pool, plan: Plan, memory: Memory) -> None:
-        if isinstance(item, Job):
+    def _settle_keys(self, item: ObservedJob | ObservedPool, plan: Plan, memory: Memory) -> None:
+        if isinstance(item, ObservedJob):
             owner = self._owner(item, plan.status) if item.spec is not None else None
             self._keys.settle(item, self._identity(item), plan, memory, owner)
 
-    def _owner(self, item: Job | Pool, status: Status) -> WorkloadContext:
+    def _owner(self, item: ObservedJob | ObservedPool, status: Status) -> WorkloadContext:
         assert item.spec is not None
         spec = item.spec
         if isinstance(spec, JobSpec):
@@ -341,7 +347,7 @@ class Reconciler:
         return WorkloadContext(
             key=item.key,
             uid=item.uid,
-            project=self._project(item.key) if isinstance(item, Job) else "",
+            project=self._project(item.key) if isinstance(item, ObservedJob) else "",
             spec=spec,
             assignments=status.assignments,
             model_name=model_name,

@@ -35,7 +35,7 @@ from tinsmith_runtime.errors import (
     internal_error,
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
-from tinsmith_runtime.rpc.in_flight import Admission
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest
 from tinsmith_runtime.rpc.peers import bind_peer, join_address
 from tinsmith_runtime.rpc.permissions import Access
 from tinsmith_runtime.tenant import bind_tenant
@@ -98,7 +98,7 @@ class Call:
     credential: Credential
     request: Request
     body: bytes
-    admission: Admission
+    admission: AdmittedRequest
     excess: BatchTooLargeError | None = None
 
     async def parse(self, model: type[BodyT]) -> BodyT:
@@ -271,7 +271,7 @@ class _BodyTimeoutError(Exception):
 
 
 async def _read_body(
-    request: Request, limit: int, config: GatewayConfig, admission: Admission
+    request: Request, limit: int, config: GatewayConfig, admission: AdmittedRequest
 ) -> tuple[bytes, BatchTooLargeError | None]:
     """Return a body, or the beginning of one that is too large.
 

@@ -50,8 +50,8 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """A pod and the node that it was given."""
+class Binding:
+    """A pod and the node that it is given; stored as an `Assignment` when the pod has a name."""
 
     role: str
     index: int

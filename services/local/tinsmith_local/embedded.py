@@ -24,7 +24,7 @@ from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.tracing import switch
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
-from tinsmith_engine.base.hardware import placement_of
+from tinsmith_engine.base.hardware import device_choice_of
 from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
@@ -32,14 +32,14 @@ from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_local.ports import DEFAULT_PORT, bound_or_told
 from tinsmith_runtime.config import is_loopback, parse_models
-from tinsmith_runtime.devices import Placement, check_device, check_dtype
+from tinsmith_runtime.devices import DeviceChoice, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
@@ -108,7 +108,7 @@ class EmbeddedServer:
         self.api_key = ""
         self.address = ""
         """Where the gateway listens."""
-        self.placement = Placement("cpu", "float32", "cpu")
+        self.device_choice = DeviceChoice("cpu", "float32", "cpu")
         """Where the models compute; known once the server has started."""
 
     async def start(self) -> None:
@@ -130,9 +130,9 @@ class EmbeddedServer:
             # Reserved before the models are loaded, which takes long; served when all is there.
             self.address = bound_or_told(gateway.bind)
             trainer_config = self._trainer_config()
-            self.placement = placement_of(trainer_config)
+            self.device_choice = device_choice_of(trainer_config)
             trainer_config = replace(
-                trainer_config, device=self.placement.device, dtype=self.placement.dtype
+                trainer_config, device=self.device_choice.device, dtype=self.device_choice.dtype
             )
             self._engines = await asyncio.to_thread(
                 load_engines, trainer_config, max_resident_runs=trainer_config.max_resident_runs
@@ -145,7 +145,7 @@ class EmbeddedServer:
             sampler = SamplerPod(
                 sampler_config,
                 EmbeddedEngines(self._engines),
-                publish_live=trainer.publish_live,
+                export_live=trainer.export_live,
             )
             await self._start(sampler)
             environment = EnvironmentPod(self._environment_config())
@@ -317,7 +317,7 @@ def describe_server(server: EmbeddedServer, config: EmbeddedConfig) -> LocalServ
         data_dir=str(config.data_dir.resolve()),
         models=tuple(config.models),
         model_sources=tokenizer_ids(config.models, is_loopback=True),
-        device=str(server.placement),
+        device=str(server.device_choice),
     )
 
 

@@ -39,7 +39,7 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
     """
     url = server.address if "://" in server.address else f"http://{server.address}"
     tinker_key = server.api_key.replace("tsk_", "tml-", 1)
-    warning = f"warning: {server.placement.warning}\n" if server.placement.warning else ""
+    warning = f"warning: {server.device_choice.warning}\n" if server.device_choice.warning else ""
     return (
         f"Tinsmith serves {', '.join(config.models)}\n"
         f"  address  {server.address}\n"
@@ -48,7 +48,7 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         f"  data     {config.data_dir}\n"
         f"  log      {config.data_dir / LOG_FILE}, and here; a line of JSON for each event, "
         "--log-level INFO tells more\n"
-        f"  device   {server.placement}\n"
+        f"  device   {server.device_choice}\n"
         f"  bits     {_promise(server.exactness)}\n"
         "Clients on this machine:\n"
         f"  tinsmith  found by itself; else export TINSMITH_ADDRESS={server.address} "

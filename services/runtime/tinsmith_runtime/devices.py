@@ -30,7 +30,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class DeviceChoice:
     """Where and in which precision a base model computes.
 
     Attributes:
@@ -64,7 +64,7 @@ def check_dtype(dtype: str) -> None:
         raise ConfigError(f"dtype must be {AUTO}, {' or '.join(DTYPES)}, got {dtype!r}")
 
 
-def place(device: str, dtype: str, hardware: Hardware) -> Placement:
+def choose_device(device: str, dtype: str, hardware: Hardware) -> DeviceChoice:
     """Return what two settings mean on a machine.
 
     `auto` is the GPU where torch can use one, and then bfloat16 if it computes in that; else the
@@ -94,7 +94,7 @@ def place(device: str, dtype: str, hardware: Hardware) -> Placement:
     else:
         warning = ""
     if device == "cpu":
-        return Placement("cpu", "float32" if dtype == AUTO else dtype, "cpu", warning)
+        return DeviceChoice("cpu", "float32" if dtype == AUTO else dtype, "cpu", warning)
     index = int(device.partition(":")[2] or 0)
     if index >= len(gpus):
         seen = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(gpus))
@@ -102,7 +102,7 @@ def place(device: str, dtype: str, hardware: Hardware) -> Placement:
         raise ConfigError(f"device {device} is not there: {why}")
     if dtype == AUTO:
         dtype = "bfloat16" if hardware.has_bfloat16 else "float32"
-    return Placement(device, dtype, f"cuda:{index} {gpus[index]}", warning)
+    return DeviceChoice(device, dtype, f"cuda:{index} {gpus[index]}", warning)
 
 
 def _of_unusable(hardware: Hardware) -> str:

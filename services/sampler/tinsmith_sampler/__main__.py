@@ -10,7 +10,7 @@ from tinsmith_engine.host import load_engines
 from tinsmith_runtime.pod.main import run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engines.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_sampler.vllm.source import VllmEngines
 

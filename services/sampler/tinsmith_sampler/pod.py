@@ -16,16 +16,16 @@ from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.rpc.usage_reporter import UsageReporter
 from tinsmith_runtime.usage import BudgetGate
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import EngineListener, EngineSource
+from tinsmith_sampler.engines.engine_protocol import EngineListener, EngineSource
 from tinsmith_sampler.forms.trials import FormTrials
-from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.requests.sessions import SessionCache, Target
+from tinsmith_sampler.requests.usage_log import SampledUsage
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
 from tinsmith_sampler.service import SamplingService
-from tinsmith_sampler.sessions import SessionCache, Target
-from tinsmith_sampler.usage_log import SampledUsage
-from tinsmith_sampler.weights import PublishLive, WeightSource
+from tinsmith_sampler.weights.live_weights import WeightFollower
+from tinsmith_sampler.weights.weight_source import ExportLive, WeightSource
 
 
 class SamplerPod(WorkerPod):
@@ -34,7 +34,7 @@ class SamplerPod(WorkerPod):
     Args:
         config: Settings.
         source: Engines of the base models.
-        publish_live: Copies the newest weights of a run of this process; None across processes.
+        export_live: Copies the newest weights of a run of this process; None across processes.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SamplerPod(WorkerPod):
         config: SamplerConfig,
         source: EngineSource,
         *,
-        publish_live: PublishLive | None = None,
+        export_live: ExportLive | None = None,
     ) -> None:
         self._config = config
         self._farewell: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class SamplerPod(WorkerPod):
             self._store,
             self._trainers,
             max_loaded=config.max_loaded_weights,
-            publish_live=publish_live,
+            export_live=export_live,
         )
         follower = WeightFollower(
             lambda target: weights.get(target, min_version=0),

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from tinsmith_engine import (
-    Published,
     SampledSequence,
     SampleRequest,
+    WeightVersion,
     validate_sample_request,
 )
 from tinsmith_engine.base.types import ModelInfo
@@ -29,18 +29,18 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.usage import Quantity
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_driver import Load, SamplingDriver
-from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
-from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.engines.engine_driver import Load, SamplingDriver
+from tinsmith_sampler.engines.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.metrics import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, WEIGHTS_SECONDS
-from tinsmith_sampler.queue_limits import QueueLimits
-from tinsmith_sampler.sampled_metrics import RUN_SAMPLING, run_of
-from tinsmith_sampler.sessions import SessionCache, Target
-from tinsmith_sampler.token_stream import Delivery, TokenFeed
-from tinsmith_sampler.usage_log import SampledUsage
-from tinsmith_sampler.weights import WeightSource
+from tinsmith_sampler.requests.queue_limits import QueueLimits
+from tinsmith_sampler.requests.sampled_metrics import RUN_SAMPLING, run_of
+from tinsmith_sampler.requests.sessions import SessionCache, Target
+from tinsmith_sampler.requests.token_stream import Delivery, TokenFeed
+from tinsmith_sampler.requests.usage_log import SampledUsage
+from tinsmith_sampler.weights.live_weights import WeightFollower
+from tinsmith_sampler.weights.weight_source import WeightSource
 
-_MAX_PUBLISH_RACES = 8
+_MAX_EXPORT_RACES = 8
 _SCORING = frozenset({Quantity.PREFILLED_TOKENS, Quantity.ENGINE_SECONDS})
 _ELSEWHERE_CODES = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
@@ -186,7 +186,7 @@ class SamplingService:
             failpoints.passing("sampler.sampled")
         finally:
             started.close()
-        version = 0 if started.published is None else started.published.version
+        version = 0 if started.handle is None else started.handle.version
         if ended[-1].versions:
             version = ended[-1].versions[-1]
         sequences = sorted(ended, key=lambda sequence: sequence.sample_index)
@@ -229,19 +229,19 @@ class SamplingService:
         charge = functools.partial(
             self._usage.charge, target.project, run_of(target), prompt.key_id
         )
-        for attempt in range(_MAX_PUBLISH_RACES):
-            published = await self._resolve(prompt, target)
+        for attempt in range(_MAX_EXPORT_RACES):
+            handle = await self._resolve(prompt, target)
             feed = None if received is None else TokenFeed(request.num_samples, received)
             failpoints.passing("sampler.sample")
             try:
-                tied = dataclasses.replace(request, weights=published)
+                tied = dataclasses.replace(request, weights=handle)
                 ticket = await driver.begin(tied, feed, charge=charge)
             except VersionNotLoadedError:
                 # The run stepped on between the look-up and the start of the request.
-                if attempt + 1 == _MAX_PUBLISH_RACES:
+                if attempt + 1 == _MAX_EXPORT_RACES:
                     raise
             else:
-                started = _Started(driver, ticket, request.seed, published, target)
+                started = _Started(driver, ticket, request.seed, handle, target)
                 if request.follows_run:
                     started.stop_following = self._follower.follow(
                         target, functools.partial(driver.update, ticket)
@@ -255,9 +255,9 @@ class SamplingService:
         found = []
         for driver in self._drivers.values():
             for held in driver.engine.held():
-                source = sources.get(held.published.run, held.published.run)
+                source = sources.get(held.handle.run, held.handle.run)
                 if source.startswith(f"{project}/"):
-                    found.append(Loaded(source, held.published.version, held.num_requests))
+                    found.append(Loaded(source, held.handle.version, held.num_requests))
         return found
 
     def _driver(self, base_model: str) -> SamplingDriver:
@@ -266,11 +266,11 @@ class SamplingService:
             raise model_not_served(base_model, self._drivers)
         return driver
 
-    async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
+    async def _resolve(self, prompt: Prompt, target: Target) -> WeightVersion | None:
         source = "run" if target.run else "checkpoint" if target.checkpoint else "base"
         try:
             with WEIGHTS_SECONDS.labels(source).time():
-                published = await self._weights.get(
+                handle = await self._weights.get(
                     target, min_version=prompt.min_version, max_staleness=prompt.max_staleness
                 )
         except TinsmithError as error:
@@ -278,9 +278,9 @@ class SamplingService:
                 # The run may have moved, or the session ended: ask the scheduler next time.
                 self._sessions.forget(prompt.session)
             raise
-        if published is not None:
-            RUN_SAMPLING.note_version(target, published.version)
-        return published
+        if handle is not None:
+            RUN_SAMPLING.note_version(target, handle.version)
+        return handle
 
     def _check_limits(self, request: SampleRequest, info: ModelInfo) -> None:
         """Refuse what this pod, or the context of the model, has no room for."""
@@ -332,7 +332,7 @@ class _Started:
     driver: SamplingDriver
     ticket: Ticket
     seed: int
-    published: Published | None
+    handle: WeightVersion | None
     target: Target
     stop_following: Callable[[], None] | None = None
     begin_s: float = field(default_factory=time.perf_counter)

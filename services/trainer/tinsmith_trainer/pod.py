@@ -21,7 +21,7 @@ from tinsmith.v1 import (
     trainer_pb2_grpc,
     workers_pb2,
 )
-from tinsmith_engine import Published
+from tinsmith_engine import WeightVersion
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
@@ -57,8 +57,8 @@ from tinsmith_trainer.ownership.result_retention import RetentionSweeper, Retrie
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.ownership.usage_log import LedgerUsage
 from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.residency.weight_exporter import WeightExporter
 from tinsmith_trainer.residency.weight_exports import WeightExports
-from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
 from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain, CheckpointServicer
@@ -288,7 +288,7 @@ class TrainerPod(WorkerPod):
         checkpoints = build_checkpoints(base, runs.registry, self._scheduler)
         self._tasks = checkpoints.tasks
         self._exports = WeightExports(config.max_exported_bytes, grace_s=READERS_GRACE_S)
-        self._publisher = Publisher(
+        self._weight_exporter = WeightExporter(
             host,
             base.ledger,
             base.store,
@@ -303,7 +303,7 @@ class TrainerPod(WorkerPod):
             base.store,
             runs.registry,
             runs.residency,
-            self._publisher,
+            self._weight_exporter,
             base.wire,
             has_work=runs.has_work,
             on_adopted=checkpoints.tasks.recover,
@@ -350,7 +350,9 @@ class TrainerPod(WorkerPod):
         )
         self._server.add(
             trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
-            TrainerControlServicer(self._registry, self._adoption, self._lease, self._publisher),
+            TrainerControlServicer(
+                self._registry, self._adoption, self._lease, self._weight_exporter
+            ),
         )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
@@ -424,13 +426,13 @@ class TrainerPod(WorkerPod):
         """Remove now what expired, as is done in intervals."""
         await self._sweeper.sweep()
 
-    async def publish_live(self, run: str) -> Published:
+    async def export_live(self, run: str) -> WeightVersion:
         """Copy the newest weights of a run to an immutable version, for a sampler in this process.
 
         Raises:
             RunNotFoundError: If this trainer does not hold the run.
         """
-        return await self._publisher.publish_live(await self._registry.get(run))
+        return await self._weight_exporter.export_live(await self._registry.get(run))
 
     def _describe(self) -> workers_pb2.Worker:
         return workers_pb2.Worker(

@@ -88,7 +88,7 @@ def stream(change: Callable[[Any], Any]) -> Callable[[SamplerRig], Awaitable[Any
 
 
 async def stream_of_a_version_to_come(rig: SamplerRig) -> Any:
-    run = await rig.publish("young", seed=1, version=3)
+    run = await rig.export("young", seed=1, version=3)
     return await all_of(rig.stream(rig.session(run=run), min_version=4))
 
 
@@ -206,7 +206,7 @@ async def checkpoint_of_another_model(rig: SamplerRig) -> Any:
 
 
 async def version_to_come(rig: SamplerRig) -> Any:
-    run = await rig.publish("young", seed=1, version=3)
+    run = await rig.export("young", seed=1, version=3)
     return await rig.sample(rig.session(run=run), min_version=4)
 
 

@@ -230,21 +230,21 @@ async def test_compute_logprobs_of_one_token_and_of_a_full_context(rig: SamplerR
 
 
 async def test_live_weights_are_the_newest_and_tokens_carry_their_version(rig: SamplerRig) -> None:
-    run = await rig.publish("live", seed=1, version=1)
+    run = await rig.export("live", seed=1, version=1)
     session = rig.session(run=run)
     old = await rig.sample(session, min_version=1)
     assert versions_of(old) == {1}
-    await rig.publish("live", seed=2, version=2)
+    await rig.export("live", seed=2, version=2)
     new = await rig.sample(session, min_version=1)
     assert versions_of(new) == {2}
     assert tokens_of(new) != tokens_of(old)
     # The same version number with other weights, as after a run went back to a checkpoint.
-    await rig.publish("live", seed=1, version=2)
+    await rig.export("live", seed=1, version=2)
     assert tokens_of(await rig.sample(session)) == tokens_of(old)
 
 
 async def test_a_version_that_is_not_there_can_be_asked_for_again(rig: SamplerRig) -> None:
-    run = await rig.publish("late", seed=1, version=1)
+    run = await rig.export("late", seed=1, version=1)
     session = rig.session(run=run)
     for call in (
         rig.sample(session, min_version=2),
@@ -257,7 +257,7 @@ async def test_a_version_that_is_not_there_can_be_asked_for_again(rig: SamplerRi
     ):
         error = await refusal(call)
         assert (code_of(error), error.reason) == ("UNAVAILABLE", "VERSION_NOT_LOADED")
-    await rig.publish("late", seed=1, version=2)
+    await rig.export("late", seed=1, version=2)
     assert versions_of(await rig.sample(session, min_version=2)) == {2}
 
 
@@ -303,7 +303,7 @@ async def test_concurrent_requests_give_the_tokens_of_each_alone(rig: SamplerRig
     sources: list[dict[str, str]] = [{}, {}]
     sources += [{"checkpoint": await rig.checkpoint(f"c{seed}", seed=seed)} for seed in range(3)]
     sources += [
-        {"run": await rig.publish(f"r{seed}", seed=seed, version=seed)} for seed in range(4, 7)
+        {"run": await rig.export(f"r{seed}", seed=seed, version=seed)} for seed in range(4, 7)
     ]
     requests = [
         make_request(

@@ -21,7 +21,7 @@ from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2
-from tinsmith_engine import Engine, LoraConfig, Published
+from tinsmith_engine import Engine, LoraConfig, WeightVersion
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import RunNotFoundError
 
@@ -29,21 +29,21 @@ IN_FLIGHT = {"weight_updates": sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT}
 LONG = 4000
 
 
-class LiveRun:
+class FakeLiveRun:
     """A run that is trained on the sampler's own engine."""
 
     def __init__(self, host: EngineHost) -> None:
         self.name = f"projects/p/trainingRuns/run-{uuid.uuid4().hex[:8]}"
         self._host = host
         self._engine = host.engine(BASE_MODEL)
-        self.num_publishes = 0
+        self.num_exports = 0
         self.is_away = False
 
-    async def publish(self, run: str) -> Published:
-        self.num_publishes += 1
+    async def export(self, run: str) -> WeightVersion:
+        self.num_exports += 1
         if self.is_away:
             raise RunNotFoundError(f"{run} is away")
-        return await self._host.call(self._engine.publish, run)
+        return await self._host.call(self._engine.export, run)
 
     async def create(self) -> None:
         await self._host.call(self._engine.create_run, self.name, LoraConfig(rank=4, seed=1))
@@ -59,7 +59,7 @@ class LiveRun:
     async def held(self) -> list[int]:
         """Return the versions of the run that are in memory."""
         held = await self._host.call(self._engine.versions.held)
-        return [published.version for published in held if published.run == self.name]
+        return [handle.version for handle in held if handle.run == self.name]
 
 
 def _step(engine: Engine, run: str, version: int) -> None:
@@ -71,11 +71,11 @@ def _step(engine: Engine, run: str, version: int) -> None:
 
 
 @asynccontextmanager
-async def live(folder: Path, host: EngineHost) -> AsyncIterator[tuple[SamplerRig, LiveRun]]:
-    run = LiveRun(host)
+async def live(folder: Path, host: EngineHost) -> AsyncIterator[tuple[SamplerRig, FakeLiveRun]]:
+    run = FakeLiveRun(host)
     await run.create()
     try:
-        async with running_sampler(folder, host, publish_live=run.publish) as rig:
+        async with running_sampler(folder, host, export_live=run.export) as rig:
             yield rig, run
     finally:
         await run.drop()
@@ -111,7 +111,7 @@ async def test_steps_take_effect_between_the_tokens_of_a_live_run(
         await eventually(lambda: _holds(run, [3]))
 
 
-async def _holds(run: LiveRun, versions: list[int]) -> bool:
+async def _holds(run: FakeLiveRun, versions: list[int]) -> bool:
     return await run.held() == versions
 
 
@@ -137,7 +137,7 @@ async def test_sample_takes_newer_weights_and_tells_the_newest(
             assert versions == sorted(versions)
 
 
-async def _num_holders(run: LiveRun, count: int) -> bool:
+async def _num_holders(run: FakeLiveRun, count: int) -> bool:
     versions = run._engine.versions
     newest = await run._host.call(versions.newest, run.name)
     return newest is not None and await run._host.call(versions.num_holders, newest) >= count
@@ -151,7 +151,7 @@ async def test_nothing_is_published_while_nothing_changes(
         response = await rig.sample(session, max_tokens=500, extras=IN_FLIGHT)
         assert (versions_of(response), response.version) == ({1}, 1)
         # For the request, and one look whether the run stepped on before it was followed.
-        assert run.num_publishes <= 2
+        assert run.num_exports <= 2
         pinned = await rig.sample(session, max_tokens=500)
         assert tokens_of(pinned) == tokens_of(response)
 
@@ -159,17 +159,17 @@ async def test_nothing_is_published_while_nothing_changes(
 async def test_sampling_goes_on_while_newer_weights_can_not_be_had(
     tmp_path: Path, engine_host: EngineHost
 ) -> None:
-    run = LiveRun(engine_host)
+    run = FakeLiveRun(engine_host)
     await run.create()
     async with running_sampler(
-        tmp_path, engine_host, publish_live=run.publish, weight_poll_interval_s=0.01
+        tmp_path, engine_host, export_live=run.export, weight_poll_interval_s=0.01
     ) as rig:
         call = rig.stream(rig.session(run=run.name), max_tokens=LONG, extras=IN_FLIGHT)
         await versions_until(call, 1)
         run.is_away = True
-        num_publishes = run.num_publishes
+        num_exports = run.num_exports
         await run.step(2)
-        await eventually(lambda: run.num_publishes > num_publishes + 1)
+        await eventually(lambda: run.num_exports > num_exports + 1)
         assert decode_tensor((await call.read()).piece.versions).tolist()[0] == 1
         run.is_away = False
         await versions_until(call, 2)
@@ -183,13 +183,13 @@ async def test_newer_weights_of_a_trainer_elsewhere(
     tmp_path: Path, engine_host: EngineHost
 ) -> None:
     async with running_sampler(tmp_path, engine_host, weight_poll_interval_s=0.01) as rig:
-        run = await rig.publish("far", seed=1, version=1)
+        run = await rig.export("far", seed=1, version=1)
         session = rig.session(run=run)
         pinned = rig.stream(session, max_tokens=LONG)
         calls = [rig.stream(session, max_tokens=LONG, extras=IN_FLIGHT) for _ in range(2)]
         for call in (*calls, pinned):
             await versions_until(call, 1)
-        await rig.publish("far", seed=2, version=2)
+        await rig.export("far", seed=2, version=2)
         for call in calls:
             versions = await versions_until(call, 2)
             assert versions == sorted(versions)
@@ -198,9 +198,9 @@ async def test_newer_weights_of_a_trainer_elsewhere(
             call.cancel()
         await eventually(lambda: _is_idle(rig))
         # No request follows any more, so none asks.
-        num_publishes = rig.trainer.num_publishes
+        num_exports = rig.trainer.num_exports
         await rig.sample(rig.session(), max_tokens=200)
-        assert rig.trainer.num_publishes == num_publishes
+        assert rig.trainer.num_exports == num_exports
 
 
 async def _is_idle(rig: SamplerRig) -> bool:
@@ -217,4 +217,4 @@ async def test_a_checkpoint_and_a_base_model_have_no_newer_weights(
             followed = await rig.sample(session, extras=IN_FLIGHT)
             assert tokens_of(followed) == tokens_of(plain)
             assert versions_of(followed) == {followed.version}
-        assert rig.trainer.num_publishes == 0
+        assert rig.trainer.num_exports == 0

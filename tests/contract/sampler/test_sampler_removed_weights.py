@@ -1,4 +1,4 @@
-"""Published weights whose folder the trainer removes before a sampler has read them."""
+"""Exported weights whose folder the trainer removes before a sampler has read them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ async def rig(
 async def removed(
     rig: SamplerRig, run_id: str, version: int
 ) -> trainer_control_pb2.ExportWeightsResponse:
-    """Publish weights of a run, remove their folder, and return what named them."""
-    run = await rig.publish(run_id, seed=version, version=version)
-    exported = rig.trainer.published[run]
+    """Export weights of a run, remove their folder, and return what named them."""
+    run = await rig.export(run_id, seed=version, version=version)
+    exported = rig.trainer.exported[run]
     shutil.rmtree(Path(exported.manifest_uri.removeprefix("file://")).parent)
     return exported
 
 
 async def test_removed_weights_are_asked_for_again(rig: SamplerRig) -> None:
     replaced = [await removed(rig, "moving", version) for version in (1, 2)]
-    run = await rig.publish("moving", seed=3, version=3)
+    run = await rig.export("moving", seed=3, version=3)
     session = rig.session(run=run)
     rig.trainer.replaced = replaced
     assert versions_of(await rig.sample(session)) == {3}
@@ -46,7 +46,7 @@ async def test_removed_weights_are_asked_for_again(rig: SamplerRig) -> None:
 async def test_weights_that_are_still_named_are_damaged(rig: SamplerRig) -> None:
     await removed(rig, "damaged", 1)
     session = rig.session(run="projects/p/trainingRuns/damaged")
-    num_before = rig.trainer.num_publishes
+    num_before = rig.trainer.num_exports
     error = await refusal(rig.sample(session))
     assert error.reason == "CHECKPOINT_CORRUPT"
-    assert rig.trainer.num_publishes == num_before + 2
+    assert rig.trainer.num_exports == num_before + 2

@@ -41,7 +41,7 @@ def of(rig: SamplerRig, session: str, max_staleness: int, min_version: int) -> A
 async def test_weights_that_are_not_too_old_serve_while_the_trainer_is_away(
     rig: SamplerRig,
 ) -> None:
-    run = await rig.publish("stale", seed=1, version=5)
+    run = await rig.export("stale", seed=1, version=5)
     session = rig.session(run=run)
     fresh = await of(rig, session, 0, 5)
     await rig.trainer.server.stop()
@@ -57,23 +57,23 @@ async def test_weights_that_are_not_too_old_serve_while_the_trainer_is_away(
 
 
 async def test_while_the_trainer_answers_the_newest_serve(rig: SamplerRig) -> None:
-    run = await rig.publish("newest", seed=1, version=1)
+    run = await rig.export("newest", seed=1, version=1)
     session = rig.session(run=run)
     assert versions_of(await of(rig, session, 5, 1)) == {1}
-    await rig.publish("newest", seed=2, version=2)
+    await rig.export("newest", seed=2, version=2)
     assert versions_of(await of(rig, session, 5, 1)) == {2}
     # The run went back: what it was at later is not its any more.
-    await rig.publish("newest", seed=1, version=1)
+    await rig.export("newest", seed=1, version=1)
     assert versions_of(await of(rig, session, 5, 2)) == {1}
     error = await refusal(of(rig, session, 0, 2))
     assert error.reason == "VERSION_NOT_LOADED"
 
 
 async def test_weights_of_a_run_that_is_gone_serve_nothing(rig: SamplerRig) -> None:
-    run = await rig.publish("gone", seed=1, version=1)
+    run = await rig.export("gone", seed=1, version=1)
     session = rig.session(run=run)
     await of(rig, session, 5, 1)
-    del rig.trainer.published[run]
+    del rig.trainer.exported[run]
     error = await refusal(of(rig, session, 5, 1))
     assert (code_of(error), error.reason) == ("NOT_FOUND", "RUN_NOT_FOUND")
 
@@ -88,21 +88,21 @@ async def test_a_prompt_that_is_known_of_other_weights_is_computed_anew(rig: Sam
     cold: dict[int, tuple[object, ...]] = {}
     for seed in (1, 2, 3):
         # Each of a run of its own, with nothing cached.
-        session = rig.session(run=await rig.publish(f"alone-{seed}", seed=seed, version=1))
+        session = rig.session(run=await rig.export(f"alone-{seed}", seed=seed, version=1))
         answer = await ask(rig, session)
         assert answer.num_cached_prompt_tokens == 0
         cold[seed] = content(answer)
     assert len(set(cold.values())) == 3
 
     random = np.random.default_rng(7)
-    run = await rig.publish("attacked", seed=1, version=1)
+    run = await rig.export("attacked", seed=1, version=1)
     session = rig.session(run=run)
     running: list[tuple[int, asyncio.Task[sampler_pb2.SampleResponse]]] = []
     num_cached = 0
     for _ in range(40):
         seed, version = int(random.integers(1, 4)), int(random.integers(1, 3))
         # The same number for other weights, other numbers for the same, also while some decode.
-        await rig.publish("attacked", seed=seed, version=version)
+        await rig.export("attacked", seed=seed, version=version)
         # One request at least has the prompt in the cache before the next weights come.
         for answer in (await ask(rig, session), await ask(rig, session)):
             assert (content(answer), versions_of(answer)) == (cold[seed], {version})
@@ -110,7 +110,7 @@ async def test_a_prompt_that_is_known_of_other_weights_is_computed_anew(rig: Sam
         running.append((seed, asyncio.ensure_future(ask(rig, session))))
         await asyncio.sleep(0)
     for wanted, task in running:
-        # They resolve their weights when they arrive, which may be after the next publish.
+        # They resolve their weights when they arrive, which may be after the next export.
         assert content(await task) in cold.values(), wanted
     assert num_cached > 0
 

@@ -116,7 +116,7 @@ async def test_a_stream_holds_what_sample_returns(rig: SamplerRig) -> None:
 
 
 async def test_the_first_message_tells_of_the_prompt(rig: SamplerRig) -> None:
-    run = await rig.publish("streamed", seed=2, version=6)
+    run = await rig.export("streamed", seed=2, version=6)
     session = rig.session(run=run)
     options: dict[str, Any] = {
         "prompt_logprobs": True,

@@ -18,7 +18,7 @@ import torch
 from tests.fakes.vllm_child import DIE, FOLDER, GARBLE
 from tests.support.wait import eventually
 
-from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, SampleRequest
+from tinsmith_engine import FullConfig, LoraConfig, SampledSequence, SampleRequest, WeightVersion
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -27,7 +27,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.text.penalties import Shaping
-from tinsmith_sampler.engine_protocol import Ticket
+from tinsmith_sampler.engines.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
 from tinsmith_sampler.vllm.process import Interpreter
@@ -83,7 +83,11 @@ async def engine(
 
 
 async def sampled(
-    engine: VllmEngine, weights: Published | None = None, *, first: int = 1, num_samples: int = 2
+    engine: VllmEngine,
+    weights: WeightVersion | None = None,
+    *,
+    first: int = 1,
+    num_samples: int = 2,
 ) -> list[SampledSequence]:
     """Return completions of three tokens."""
     request = SampleRequest(
@@ -155,7 +159,7 @@ async def test_a_version_goes_with_its_successor_or_with_its_last_request(
 ) -> None:
     first = await engine.load("run", TENSORS, LORA, 1)
     second = await engine.load("run", TENSORS, LORA, 2)
-    assert [one.published for one in engine.held()] == [second]
+    assert [one.handle for one in engine.held()] == [second]
     with pytest.raises(VersionNotLoadedError):
         await sampled(engine, first)
     await engine.unload("run")

@@ -201,7 +201,7 @@ async def test_a_run_that_was_let_go_does_not_come_back_into_the_engine(rig: Tra
     live = rig.pod._registry.held(run.name)
     assert live is not None
     await live.lock.acquire()
-    publication = asyncio.ensure_future(rig.pod._publisher.publish(live))
+    publication = asyncio.ensure_future(rig.pod._weight_exporter.export_to_store(live))
     leaving = asyncio.ensure_future(
         release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
     )

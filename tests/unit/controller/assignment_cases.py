@@ -19,7 +19,7 @@ from tinsmith_controller.assignment.types import (
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Rules
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 GIB = 2**30
@@ -78,7 +78,7 @@ def job(
     """Return a job that wants pods with these GPUs; `on` is what it holds already, by node."""
     held = tuple(on.items()) if isinstance(on, Mapping) else tuple(on)
     placed = tuple(
-        Placement("trainer", 100 + i, where, resources(g, **(amounts or {})))
+        Binding("trainer", 100 + i, where, resources(g, **(amounts or {})))
         for i, (where, g) in enumerate(held)
     )
     return Workload(
@@ -111,8 +111,8 @@ def decided(
 def given(decisions: Decisions) -> dict[str, list[str]]:
     """Return the nodes that each workload was given, by its name."""
     return {
-        key.name: sorted(placement.node for placement in placements)
-        for key, placements in decisions.assign.items()
+        key.name: sorted(binding.node for binding in bindings)
+        for key, bindings in decisions.assign.items()
     }
 
 

@@ -308,10 +308,10 @@ class Simulation:
         free = {name: node.allocatable for name, node in self._nodes.items()}
         for key, run in self._runs.items():
             workload = run.workload
-            for placement in workload.placed:
-                left = free[placement.node] - placement.resources
+            for binding in workload.placed:
+                left = free[binding.node] - binding.resources
                 assert min(left.gpus, left.cpu_milli, left.memory_bytes, left.pods) >= 0
-                free[placement.node] = left
+                free[binding.node] = left
             num_pods = len(workload.pods) + len(workload.placed)
             assert num_pods == len(run.job.pods), f"{key} has {num_pods} pods"
             if key in decisions.assign:

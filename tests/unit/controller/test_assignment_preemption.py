@@ -63,7 +63,7 @@ QUOTA = QueueConfig(queues={"default": Share(), "q": Share(max_gpus=8)})
     ],
 )
 def test_victims(workloads: list[Workload], expected: set[str]) -> None:
-    held = {placement.node for workload in workloads for placement in workload.placed}
+    held = {binding.node for workload in workloads for binding in workload.placed}
 
     decisions = decided([*workloads, job("urgent", [8], priority=5)], nodes(len(held)))
 

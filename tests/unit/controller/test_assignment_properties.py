@@ -28,7 +28,7 @@ from tinsmith_controller.assignment.types import (
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Rules, Toleration
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 QUEUES = ("default", "research")
 PROJECTS = ("p", "q", "r")
@@ -77,7 +77,7 @@ def a_workload(draw: st.DrawFn, name: str) -> Workload:
         ()
         if stage is Stage.WAITING
         else tuple(
-            Placement("trainer", 100 + i, where, each)
+            Binding("trainer", 100 + i, where, each)
             for i, where in enumerate(draw(st.lists(st.sampled_from(NODE_NAMES), max_size=4)))
         )
     )
@@ -272,7 +272,7 @@ any_node = st.builds(
     Node, any_name, any_resources, any_resources, any_labels, is_ready=st.just(True)
 )
 any_pod = st.builds(PodRequest, any_name, st.integers(0, 2), any_resources)
-any_placement = st.builds(Placement, any_name, st.integers(0, 2), any_name, any_resources)
+any_binding = st.builds(Binding, any_name, st.integers(0, 2), any_name, any_resources)
 any_workload = st.builds(
     Workload,
     any_key,
@@ -283,7 +283,7 @@ any_workload = st.builds(
     times,
     st.sampled_from(Stage),
     st.lists(any_pod, max_size=3).map(tuple),
-    st.lists(any_placement, max_size=3).map(tuple),
+    st.lists(any_binding, max_size=3).map(tuple),
     any_rules,
     st.booleans(),
     st.booleans(),
@@ -312,33 +312,33 @@ def test_nothing_makes_it_raise(
 def _check_capacity(workloads: list[Workload], nodes: list[Node], decisions: Decisions) -> None:
     free = {node.name: node.allocatable - node.used for node in nodes}
     for workload in workloads:
-        for placement in workload.placed:
-            if placement.node in free:
-                free[placement.node] -= placement.resources
-    for placements in decisions.assign.values():
-        for placement in placements:
-            assert placement.resources.fits_in(free[placement.node])
-            free[placement.node] -= placement.resources
+        for binding in workload.placed:
+            if binding.node in free:
+                free[binding.node] -= binding.resources
+    for bindings in decisions.assign.values():
+        for binding in bindings:
+            assert binding.resources.fits_in(free[binding.node])
+            free[binding.node] -= binding.resources
 
 
 def _check_gangs(workloads: list[Workload], nodes: list[Node], decisions: Decisions) -> None:
     by_name = {node.name: node for node in nodes}
     by_key = {workload.key: workload for workload in workloads}
-    for workload_key, placements in decisions.assign.items():
+    for workload_key, bindings in decisions.assign.items():
         workload = by_key[workload_key]
         assert workload.stage is not Stage.RELEASING
         wanted = {(pod.role, pod.index): pod.resources for pod in workload.pods}
-        got = {(p.role, p.index): p.resources for p in placements}
-        assert len(got) == len(placements)
+        got = {(p.role, p.index): p.resources for p in bindings}
+        assert len(got) == len(bindings)
         assert got.items() <= wanted.items()
         assert got == wanted or not workload.is_gang
-        for placement in placements:
-            node = by_name[placement.node]
-            has_gpus = placement.resources.gpus > 0
-            assert find_obstacle(node, workload.rules_of(placement.role), has_gpus=has_gpus) is None
+        for binding in bindings:
+            node = by_name[binding.node]
+            has_gpus = binding.resources.gpus > 0
+            assert find_obstacle(node, workload.rules_of(binding.role), has_gpus=has_gpus) is None
         level = workload.rules.required_level
         if level:
-            on = {p.node for p in placements}
+            on = {p.node for p in bindings}
             assert all(level in by_name[name].labels for name in on)
             on |= {p.node for p in workload.placed if p.node in by_name}
             values = [by_name[name].labels.get(level) for name in on]

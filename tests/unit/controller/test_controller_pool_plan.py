@@ -12,11 +12,11 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.failure_policy import avoided_nodes
 from tinsmith_jobs.plan.image_pulls import rest_left_s
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.observed import Observed, ObservedPool, PodPhase, PodView
 from tinsmith_jobs.plan.status_transitions import assign_pool_nodes
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec_codec import decode_pool
-from tinsmith_jobs.status import Placement, Status
+from tinsmith_jobs.status import Binding, Status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
 KEY = NamespacedName("TrainerPool", "team-a", "shared")
@@ -35,7 +35,7 @@ class Life:
             },
         )
         status = Status(phase=PoolPhase.PENDING)
-        self.pool = Pool(KEY, "uid-1", 1, NOW, spec, "", status)
+        self.pool = ObservedPool(KEY, "uid-1", 1, NOW, spec, "", status)
         self.pods: dict[str, PodView] = {}
         self.template = "old"
         self.now = NOW
@@ -62,8 +62,8 @@ class Life:
         return plan
 
     def give(self, index: int) -> None:
-        placement = Placement("trainer", index, f"n{index}", Resources(gpus=1))
-        self.pool = replace(self.pool, status=assign_pool_nodes(self.pool, [placement], self.now))
+        binding = Binding("trainer", index, f"n{index}", Resources(gpus=1))
+        self.pool = replace(self.pool, status=assign_pool_nodes(self.pool, [binding], self.now))
 
     def run(self) -> None:
         self.step()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment_forms import EnvironmentClient
 from tinsmith.rollouts import (
     ChatTemplateError,
     Play,
@@ -20,7 +20,7 @@ from tinsmith.rollouts import (
 from tinsmith.rollouts.adapters import read_image_rules
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import rollout_pb2, scheduler_pb2
 from tinsmith_coordinator.rpc.service_players import SamplerTokenizers, ServicePlayer

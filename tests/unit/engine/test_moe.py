@@ -342,7 +342,7 @@ def test_samples_do_not_depend_on_neighbours_and_score_as_in_training(
         engine.create_run(run, config)
         if isinstance(config, LoraConfig):
             randomise_b(engine, run, seed=index)
-        weights = engine.publish(run)
+        weights = engine.export(run)
         for length in (3, 11):
             requests.append(
                 SampleRequest(

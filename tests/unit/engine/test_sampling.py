@@ -18,10 +18,10 @@ from tinsmith_engine import (
     Engine,
     FullConfig,
     LoraConfig,
-    Published,
     SampledSequence,
     Sampler,
     SampleRequest,
+    WeightVersion,
 )
 from tinsmith_runtime.errors import (
     InvalidFieldError,
@@ -76,7 +76,7 @@ def test_greedy_equals_hugging_face_generate(
     model = peft_model(qwen3_dir, engine, "run", tmp_path / "adapter")
     found = run_all(
         Sampler(engine),
-        request(weights=engine.publish("run"), temperature=0.0, max_tokens=80),
+        request(weights=engine.export("run"), temperature=0.0, max_tokens=80),
     )[0][0]
     reference = model.generate(
         input_ids=torch.tensor([PROMPT]),
@@ -105,7 +105,7 @@ def test_logprobs_equal_the_trainers_forward(
     weights = None
     if config is not None:
         trained_run(engine, "run", config)
-        weights = engine.publish("run")
+        weights = engine.export("run")
     sampled = run_all(
         Sampler(engine),
         # Temperature, top-k and top-p choose tokens; they do not change reported numbers.
@@ -118,11 +118,11 @@ def test_logprobs_equal_the_trainers_forward(
 
 
 def test_neighbours_change_no_bit(engine: Engine) -> None:
-    versions: list[Published | None] = [None]
+    versions: list[WeightVersion | None] = [None]
     configs: list[AdapterConfig] = [LORA, LORA, LoraConfig(rank=16, seed=1), FullConfig()]
     for index, config in enumerate(configs):
         trained_run(engine, f"run{index}", config, seed=index)
-        versions.append(engine.publish(f"run{index}"))
+        versions.append(engine.export(f"run{index}"))
     random = np.random.default_rng(0)
     requests = [
         request(
@@ -152,7 +152,7 @@ def test_neighbours_change_no_bit_at_small_ranks(engine: Engine, rank: int) -> N
     for index in range(3):
         engine.create_run(f"run{index}", LoraConfig(rank=rank, seed=2))
         randomise_b(engine, f"run{index}", index)
-        versions.append(engine.publish(f"run{index}"))
+        versions.append(engine.export(f"run{index}"))
     random = np.random.default_rng(1)
     requests = [
         request(
@@ -280,15 +280,15 @@ def test_prompt_logprobs_and_topk_equal_hugging_face(engine: Engine, qwen3_dir: 
 
 def test_a_version_is_untouched_by_later_steps_and_freed(engine: Engine) -> None:
     trained_run(engine, "run", LORA)
-    old = engine.publish("run")
-    assert engine.publish("run") == old
+    old = engine.export("run")
+    assert engine.export("run") == old
     sampler = Sampler(engine)
     before = run_all(Sampler(engine), request(weights=old, seed=3))[0][0]
     request_id = sampler.add(request(weights=old, seed=3))
     sampler.step()
     engine.forward_backward("run", make_batch(seed=5), "cross_entropy", {})
     engine.optim_step("run", AdamParams(learning_rate=0.02))
-    new = engine.publish("run")
+    new = engine.export("run")
     assert (old.version, new.version) == (1, 2)
     assert engine.versions.held() == [old, new]
     assert len(sampler.progress(request_id)[0].tokens) == 2
@@ -308,7 +308,7 @@ def test_weights_from_files_sample_like_the_run(engine: Engine, config: AdapterC
     tensors, _ = engine.adapter_tensors("run")
     loaded = engine.load_weights("checkpoint", tensors, config, version=7)
     live, stored = run_all(
-        Sampler(engine), request(weights=engine.publish("run")), request(weights=loaded)
+        Sampler(engine), request(weights=engine.export("run")), request(weights=loaded)
     )
     assert same(live[0], stored[0])
     assert stored[0].versions == [7] * 12
@@ -319,7 +319,7 @@ def test_weights_from_files_sample_like_the_run(engine: Engine, config: AdapterC
 def test_cancel_frees_rows_and_versions(engine: Engine) -> None:
     trained_run(engine, "run", LORA)
     sampler = Sampler(engine, max_sequences=2)
-    weights = engine.publish("run")
+    weights = engine.export("run")
     first = sampler.add(request(weights=weights, num_samples=5, max_tokens=100))
     second = sampler.add(request())
     sampler.step()
@@ -353,7 +353,7 @@ def test_bad_requests_are_refused(engine: Engine) -> None:
 def test_bfloat16_samples_near_its_own_forward(qwen3_dir: Path) -> None:
     engine = Engine.load(qwen3_dir, dtype="bfloat16")
     trained_run(engine, "run", LORA)
-    found = run_all(Sampler(engine), request(weights=engine.publish("run"), num_samples=2))[0]
+    found = run_all(Sampler(engine), request(weights=engine.export("run"), num_samples=2))[0]
     for sequence in found:
         wanted = forward_logprobs(engine, "run", PROMPT, sequence.tokens)
         # Shapes differ between decoding and scoring, and bfloat16 rounds to 3 digits.

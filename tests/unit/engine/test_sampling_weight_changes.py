@@ -17,24 +17,24 @@ from tinsmith_engine import (
     AdapterConfig,
     Engine,
     FullConfig,
-    Published,
     SampledSequence,
     Sampler,
     SampleRequest,
+    WeightVersion,
 )
 from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 
 
-def step_on(engine: Engine, run: str, seed: int) -> Published:
+def step_on(engine: Engine, run: str, seed: int) -> WeightVersion:
     engine.forward_backward(run, make_batch(seed=seed), "cross_entropy", {})
     engine.optim_step(run, AdamParams(learning_rate=0.05))
-    return engine.publish(run)
+    return engine.export(run)
 
 
 def in_flight(
-    engine: Engine, versions: list[Published], neighbours: list[SampleRequest], **changes: Any
+    engine: Engine, versions: list[WeightVersion], neighbours: list[SampleRequest], **changes: Any
 ) -> SampledSequence:
     """Sample 12 tokens, the first 4 from one version, the next 4 from another, and so on."""
     sampler = Sampler(engine, max_sequences=16)
@@ -87,7 +87,7 @@ def test_newer_weights_take_effect_between_tokens(engine: Engine, config: Adapte
         for index in range(4)
     ]
     assert same(in_flight(engine, versions, neighbours, seed=3), alone)
-    # All holds but the test's own and the publisher's are gone.
+    # All holds but the test's own and the exporter's are gone.
     assert [engine.versions.num_holders(version) for version in versions] == [1, 1, 1]
 
 
@@ -115,7 +115,7 @@ def test_versions_of_a_followed_run_are_held_and_let_go(
     engine.forward_backward("run", make_batch(), "cross_entropy", {})
     engine.optim_step("run", AdamParams(learning_rate=0.02))
     assert sampler.outdated() == {old}
-    new = engine.publish("run")
+    new = engine.export("run")
     assert sampler.outdated() == {old}
     sampler.update(request_id, new)
     sampler.update(request_id, new)

@@ -7,7 +7,6 @@ import pytest
 
 from tinsmith.games import GomokuGame, GomokuPlayer, GomokuRules
 from tinsmith.games.league import League, LeaguePlayer, describe_ratings
-from tinsmith.games.ratings import score_of
 
 
 def league_of(*names: str) -> League:
@@ -156,7 +155,9 @@ async def test_a_league_of_eight_strengths_is_ordered_by_its_ratings() -> None:
             while game.next_agents:
                 [agent] = game.next_agents
                 game.apply({agent: await players[agent].choose_move(game, agent)})
-            league.record(first, second, score_of(game.rewards, first, second))
+            # 1 for the winner, 0 for the loser, a half each for a draw.
+            margin = game.rewards.get(first, 0.0) - game.rewards.get(second, 0.0)
+            league.record(first, second, 0.5 if margin == 0 else float(margin > 0))
 
     ratings = league.ratings()
     order = [line.split()[0] for line in describe_ratings(ratings)]

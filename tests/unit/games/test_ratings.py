@@ -3,7 +3,7 @@ from itertools import combinations
 
 import pytest
 
-from tinsmith.games.ratings import Pairing, fit_ratings, score_of, win_probability
+from tinsmith.games.ratings import Pairing, fit_ratings, win_probability
 
 
 def play_season(elos: dict[str, float], games: int, seed: int) -> list[Pairing]:
@@ -87,10 +87,3 @@ def test_an_impossible_score_is_refused(score: float, games: int) -> None:
 def test_a_game_with_oneself_rates_nobody() -> None:
     with pytest.raises(ValueError, match="games with itself"):
         Pairing("a", "a", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "score"), [({"a": 1.0, "b": -1.0}, 1.0), ({}, 0.5), ({"b": 2.0}, 0.0)]
-)
-def test_a_score_compares_rewards(rewards: dict[str, float], score: float) -> None:
-    assert score_of(rewards, "a", "b") == score

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tinsmith_runtime.errors import ConfigError, RateLimitedError
-from tinsmith_runtime.rpc.in_flight import Admission, Limits, LimitSettings
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest, Limits, LimitSettings
 
 SMALL = LimitSettings(
     max_requests_per_project=2,
@@ -54,7 +54,7 @@ def test_bytes_are_counted_as_they_arrive() -> None:
         second.add_bytes(40)
         with pytest.raises(RateLimitedError, match="bytes"):
             second.add_bytes(1)
-        assert limits.usage_of("a").num_bytes == 100
+        assert limits.in_flight_of("a").num_bytes == 100
     assert limits.num_projects == 0
 
 
@@ -183,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.limits = Limits(SMALL)
-        self.open: list[tuple[Admission, bool, list[int]]] = []
+        self.open: list[tuple[AdmittedRequest, bool, list[int]]] = []
 
     @rule(project=st.sampled_from("ab"), size=st.integers(0, 150), is_wait=st.booleans())
     def admit(self, project: str, size: int, is_wait: bool) -> None:
@@ -221,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def counts_are_what_is_open(self) -> None:
         for project in "ab":
-            usage = self.limits.usage_of(project)
+            usage = self.limits.in_flight_of(project)
             of_project = [entry for entry in self.open if entry[0].project == project]
             assert usage.num_waits == sum(is_wait for _, is_wait, _ in of_project)
             assert usage.num_requests == sum(not is_wait for _, is_wait, _ in of_project)

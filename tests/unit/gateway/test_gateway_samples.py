@@ -15,7 +15,7 @@ from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker.promises.future_store import FutureStore
-from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.promises.usage import HourlyUsage
 from tinsmith_gateway.tinker.sampling import sample_futures
 from tinsmith_gateway.tinker.sampling.sample_futures import Samples
 from tinsmith_gateway.tinker.wire import bodies
@@ -77,7 +77,7 @@ def make(database: Database, sampler: SlowSampler) -> Samples:
         FutureStore(database),
         cast(Upstream, sampler),
         cast(Callers, PodKeys()),
-        Usage(database),
+        HourlyUsage(database),
         ProjectThreads(),
     )
 
@@ -196,7 +196,7 @@ async def test_the_end_of_a_sample_is_kept_once_the_database_is_back(
         store,
         cast(Upstream, sampler),
         cast(Callers, PodKeys()),
-        Usage(database),
+        HourlyUsage(database),
         ProjectThreads(),
     )
     await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")

@@ -10,7 +10,7 @@ from tinsmith import names
 from tinsmith_gateway.openai.text.model_names import (
     BaseModel,
     Checkpoint,
-    LiveRun,
+    LatestWeights,
     SavedPath,
     Source,
     candidates,
@@ -36,10 +36,10 @@ RUN = "projects/p/trainingRuns/r"
             "r/c", [BaseModel("r/c"), Checkpoint(f"{RUN}/checkpoints/c")], id="short-checkpoint"
         ),
         pytest.param("gpt-4o", [BaseModel("tiny")], id="alias"),
-        pytest.param("r", [BaseModel("r"), LiveRun(RUN)], id="bare"),
-        pytest.param("r@latest", [LiveRun(RUN)], id="latest"),
-        pytest.param(RUN, [LiveRun(RUN)], id="run"),
-        pytest.param(f"{RUN}@latest", [LiveRun(RUN)], id="run-latest"),
+        pytest.param("r", [BaseModel("r"), LatestWeights(RUN)], id="bare"),
+        pytest.param("r@latest", [LatestWeights(RUN)], id="latest"),
+        pytest.param(RUN, [LatestWeights(RUN)], id="run"),
+        pytest.param(f"{RUN}@latest", [LatestWeights(RUN)], id="run-latest"),
         pytest.param(f"{RUN}/checkpoints/c", [Checkpoint(f"{RUN}/checkpoints/c")], id="checkpoint"),
         pytest.param(
             "projects/other/trainingRuns/r/checkpoints/c",
@@ -58,7 +58,7 @@ RUN = "projects/p/trainingRuns/r"
         ),
         pytest.param(
             "s:train:0",
-            [BaseModel("s:train:0"), LiveRun("projects/p/trainingRuns/s-train-0")],
+            [BaseModel("s:train:0"), LatestWeights("projects/p/trainingRuns/s-train-0")],
             id="tinker-run",
         ),
         pytest.param("", [], id="nothing"),
@@ -79,11 +79,11 @@ def test_a_name_stands_for_its_sources_in_order(
 def test_every_source_has_a_name_that_is_one(model: str) -> None:
     for source in candidates(model, project="p", aliases={}):
         match source:
-            case LiveRun(name):
+            case LatestWeights(name):
                 assert names.RunName.parse(name)
             case Checkpoint(name):
                 assert names.CheckpointName.parse(name)
 
 
 def test_what_is_listed_is_understood() -> None:
-    assert candidates(latest_of(RUN), project="p", aliases={}) == (LiveRun(RUN),)
+    assert candidates(latest_of(RUN), project="p", aliases={}) == (LatestWeights(RUN),)

@@ -11,7 +11,7 @@ import pytest
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.sampling_handles import SamplingHandles
-from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LatestWeights
 from tinsmith_runtime.errors import (
     ModelNotFoundError,
     RunNotFoundError,
@@ -83,7 +83,7 @@ async def test_the_first_source_that_exists_is_taken() -> None:
     made = handles(FakeUpstream())
     assert await name_of(made, "absent", "a") == await name_of(made, "a")
     with pytest.raises(ModelNotFoundError):
-        async with made.use(CREDENTIAL, [BaseModel("absent"), LiveRun("absent")]):
+        async with made.use(CREDENTIAL, [BaseModel("absent"), LatestWeights("absent")]):
             pass
 
 

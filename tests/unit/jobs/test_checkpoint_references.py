@@ -13,7 +13,7 @@ from tinsmith_jobs.checkpoint_references import jobs_of, with_checkpoints
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import JOB_KIND, NamespacedName
 from tinsmith_jobs.plan.named_checkpoints import missing_checkpoints, note_found
-from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.observed import ObservedJob
 from tinsmith_jobs.plan.retry_policy import begun_anew
 from tinsmith_jobs.recipe_check import check_recipe
 from tinsmith_jobs.spec_codec import decode_job
@@ -46,8 +46,8 @@ SCORED = spec_of(
 )
 
 
-def job(name: str, spec: Mapping[str, Any], **status: Any) -> Job:
-    return Job(
+def job(name: str, spec: Mapping[str, Any], **status: Any) -> ObservedJob:
+    return ObservedJob(
         key=NamespacedName(JOB_KIND, "team", name),
         uid=name,
         generation=1,
@@ -99,7 +99,7 @@ def test_what_names_neither_a_checkpoint_nor_a_job_is_refused() -> None:
         ),
     ],
 )
-def test_what_a_job_waits_for_is_said(other: Job | None, says: str) -> None:
+def test_what_a_job_waits_for_is_said(other: ObservedJob | None, says: str) -> None:
     waiting = job("second", RESUMED)
     assert list(missing_checkpoints(waiting, lambda _: other)) == [says]
     assert not note_found(waiting, lambda _: other).named_checkpoints

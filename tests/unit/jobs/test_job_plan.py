@@ -13,7 +13,7 @@ from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes
 from tinsmith_jobs.plan.job_plan import plan_job
-from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, Report
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, PodPhase, Report
 from tinsmith_jobs.spec_reader import SpecError
 from tinsmith_jobs.status import Saved, Status
 from tinsmith_jobs.status_codec import decode_status, encode_status
@@ -405,7 +405,7 @@ def test_fewer_samplers_give_their_nodes_back_when_their_pods_are_gone() -> None
 def test_a_spec_that_can_not_be_run_fails_with_its_sentence() -> None:
     with pytest.raises(SpecError) as caught:
         make_job(roles={"trainer": {"gpus": 1}})
-    job = Job(KEY, "uid-1", 1, NOW, None, str(caught.value), Status())
+    job = ObservedJob(KEY, "uid-1", 1, NOW, None, str(caught.value), Status())
 
     status = plan_job(job, Observed(), NOW, LIMITS).status
 

@@ -13,7 +13,7 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.observed import PodPhase, Report
 from tinsmith_jobs.plan.status_transitions import assign_nodes
 from tinsmith_jobs.quantities import Resources
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 
 def _preempt(life: Life) -> None:
@@ -43,8 +43,8 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
         )
     )
     life.step()
-    placements = [Placement("trainer", i, f"n{i}", Resources(gpus=8)) for i in range(2)]
-    life.job = replace(life.job, status=assign_nodes(life.job, placements, NOW))
+    bindings = [Binding("trainer", i, f"n{i}", Resources(gpus=8)) for i in range(2)]
+    life.job = replace(life.job, status=assign_nodes(life.job, bindings, NOW))
     life.settle()
     before = {life.pod("trainer", index).name for index in range(2)}
     life.fail("trainer", 5)

@@ -32,8 +32,8 @@ from tinsmith_runtime.ledger import (
     ExportRecord,
     Ledger,
     NewOperation,
+    OperationOutcome,
     OperationState,
-    Outcome,
     RunRecord,
     SnapshotRecord,
     StoredFile,
@@ -71,7 +71,7 @@ def operation(number: int, request_id: str = "", digest: bytes = b"d", **fields:
     return NewOperation(**values | fields)
 
 
-def outcome(number: int, *, result: bytes | None = b"result", **fields: Any) -> Outcome:
+def outcome(number: int, *, result: bytes | None = b"result", **fields: Any) -> OperationOutcome:
     values: dict[str, Any] = {
         "sequence_number": number,
         "result": result,
@@ -80,7 +80,7 @@ def outcome(number: int, *, result: bytes | None = b"result", **fields: Any) -> 
         "plan": "fingerprint",
         "finish_time_s": 6.0,
     }
-    return Outcome(**values | fields)
+    return OperationOutcome(**values | fields)
 
 
 def snapshot(number: int, run: str = RUN, **fields: Any) -> SnapshotRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinsmith_runtime.devices import Hardware, check_device, check_dtype, place
+from tinsmith_runtime.devices import Hardware, check_device, check_dtype, choose_device
 from tinsmith_runtime.errors import ConfigError
 
 NONE = Hardware()
@@ -26,13 +26,17 @@ CPU_TORCH = Hardware(num_driver_gpus=8)
     ],
 )
 def test_where_a_model_computes(device: str, dtype: str, hardware: Hardware, wanted: str) -> None:
-    assert str(place(device, dtype, hardware)) == wanted
+    assert str(choose_device(device, dtype, hardware)) == wanted
 
 
 def test_the_device_of_torch_is_kept_as_it_was_written() -> None:
-    assert place("cuda:1", "auto", H200S).device == "cuda:1"
+    assert choose_device("cuda:1", "auto", H200S).device == "cuda:1"
     # Of several processes each takes a GPU of its own.
-    assert place("auto", "auto", H200S).device == place("cuda", "auto", H200S).device == "cuda"
+    assert (
+        choose_device("auto", "auto", H200S).device
+        == choose_device("cuda", "auto", H200S).device
+        == "cuda"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_the_device_of_torch_is_kept_as_it_was_written() -> None:
     ],
 )
 def test_a_gpu_is_never_left_out_in_silence(device: str, hardware: Hardware, says: str) -> None:
-    warning = place(device, "auto", hardware).warning
+    warning = choose_device(device, "auto", hardware).warning
     assert says in warning
     assert bool(warning) == bool(says)
 
@@ -61,7 +65,7 @@ def test_a_gpu_is_never_left_out_in_silence(device: str, hardware: Hardware, say
 )
 def test_a_gpu_that_is_not_there_is_refused(device: str, hardware: Hardware, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        place(device, "auto", hardware)
+        choose_device(device, "auto", hardware)
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "mps"])

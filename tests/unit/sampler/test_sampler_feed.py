@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tinsmith_engine import PromptLogprobs, SampledToken
-from tinsmith_sampler.token_stream import Delivery, Piece, TokenFeed
+from tinsmith_sampler.requests.token_stream import Delivery, Piece, TokenFeed
 
 TIMEOUT_S = 60
 

@@ -6,10 +6,10 @@ import asyncio
 
 from tests.support.wait import eventually
 
-from tinsmith_engine import Published
+from tinsmith_engine import WeightVersion
 from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
-from tinsmith_sampler.live_weights import WeightFollower
-from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.requests.sessions import Target
+from tinsmith_sampler.weights.live_weights import WeightFollower
 
 RUN = "projects/p/trainingRuns/r"
 TARGET = Target("tiny", "", RUN, "trainer:1", "p")
@@ -24,12 +24,12 @@ class Weights:
         self.num_fetches = 0
         self.errors: list[Exception] = []
 
-    async def fetch(self, target: Target) -> Published:
+    async def fetch(self, target: Target) -> WeightVersion:
         assert target == TARGET
         self.num_fetches += 1
         if self.errors:
             raise self.errors.pop(0)
-        return Published(RUN, self.version, self.version)
+        return WeightVersion(RUN, self.version, self.version)
 
 
 class Taker:
@@ -37,10 +37,10 @@ class Taker:
         self.versions: list[int] = []
         self.errors: list[Exception] = []
 
-    async def take(self, published: Published) -> None:
+    async def take(self, handle: WeightVersion) -> None:
         if self.errors:
             raise self.errors.pop(0)
-        self.versions.append(published.version)
+        self.versions.append(handle.version)
 
 
 async def settle() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tinsmith_runtime.errors import QueueFullError
-from tinsmith_sampler.queue_limits import QueueLimits
+from tinsmith_sampler.requests.queue_limits import QueueLimits
 
 
 def test_a_project_meets_its_own_limit() -> None:

@@ -22,13 +22,13 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sealed_memory import MemoryLocation, SealedMemory
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,
     WeightDescription,
 )
-from tinsmith_sampler.weight_transfer import HeldWeights, ReceivedWeights, WeightTransfer
+from tinsmith_sampler.weights.weight_transfer import HeldWeights, ReceivedWeights, WeightTransfer
 
 RUN = "projects/p/trainingRuns/r"
 NUM_CHUNKS = 9
@@ -79,7 +79,7 @@ class FakeTrainers:
     async def newest(self, address: str, run: str) -> ExportedWeights | StoredWeights:
         raise NotImplementedError
 
-    async def publish(self, address: str, run: str) -> StoredWeights:
+    async def export_to_store(self, address: str, run: str) -> StoredWeights:
         raise NotImplementedError
 
     async def checkpoint(self, address: str, name: str) -> StoredWeights:

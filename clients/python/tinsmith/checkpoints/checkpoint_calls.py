@@ -1,4 +1,4 @@
-"""Calls on checkpoints, as coroutines of the background loop; `client` has the forms for users."""
+"""Calls on checkpoints, as coroutines; `checkpoint_forms.py` has the forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith.rpc.durations import encode_duration, encode_optional_duration
 from tinsmith.rpc.forms import call, future
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import Checkpoint, CheckpointExport
 from tinsmith.v1 import checkpoint_pb2
 

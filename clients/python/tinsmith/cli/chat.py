@@ -10,7 +10,7 @@ import typer
 
 from tinsmith.cli.connection import connect
 from tinsmith.cli.sample import BaseModel, Checkpoint, Run, check_source, open_source
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SamplingParams
 

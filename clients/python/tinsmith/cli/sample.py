@@ -12,7 +12,7 @@ from tinsmith.cli.connection import connect
 from tinsmith.cli.output import show_json
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import ModelInput, SampledSequence, SamplingParams
 
 BaseModel = Annotated[str, typer.Option(help="Sample from a base model.")]

@@ -1,4 +1,4 @@
-"""Environments on the server: list them, create instances, act; `client` has the forms."""
+"""Environments on the server: listed, created, stepped; `environment_forms.py` has the forms."""
 
 from __future__ import annotations
 

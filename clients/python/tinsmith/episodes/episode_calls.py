@@ -1,4 +1,4 @@
-"""Episodes on the server: registered and watched by a training loop; `client` has the forms."""
+"""Episodes on the server: registered and watched by a loop; `episode_forms.py` has the forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.located_service import LocatedService
 from tinsmith.rpc.transport import Backoff, is_away
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.v1 import episode_pb2
 
 _MAX_REQUEST_EPISODES = 1000

@@ -11,7 +11,7 @@ A. Elo, "The rating of chessplayers", 1978.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,9 +139,3 @@ def _maximize(
         if float(np.abs(step).max()) < _TOLERANCE:
             break
     return ratings, curvature
-
-
-def score_of(rewards: Mapping[str, float], agent: str, other: str) -> float:
-    """Return a game's score for an agent: 1 if it got more than the other, 0.5 if as much."""
-    mine, its = rewards.get(agent, 0.0), rewards.get(other, 0.0)
-    return 1.0 if mine > its else 0.5 if mine == its else 0.0

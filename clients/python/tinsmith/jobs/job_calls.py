@@ -1,4 +1,4 @@
-"""Jobs of the project: submit, watch and stop them; `client` has the forms for users."""
+"""Jobs of the project: submit, watch and stop them; `job_forms.py` has the forms for users."""
 
 from __future__ import annotations
 

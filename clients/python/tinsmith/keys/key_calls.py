@@ -1,4 +1,4 @@
-"""Calls on API keys, as coroutines of the background loop; `client` has the forms for users."""
+"""Calls on API keys, as coroutines of the background loop; `key_forms.py` has the forms."""
 
 from __future__ import annotations
 

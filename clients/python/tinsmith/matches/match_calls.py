@@ -1,4 +1,4 @@
-"""Matches on the server: created, joined, read and cancelled; `client` has the forms."""
+"""Matches on the server: created, joined, read and cancelled; `match_forms.py` has the forms."""
 
 from __future__ import annotations
 

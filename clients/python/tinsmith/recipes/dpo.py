@@ -38,7 +38,7 @@ from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.lengths import REFUSE, fit_length
 from tinsmith.recipes.tasks.preferences import PreferencePair, load_preferences
 from tinsmith.recipes.tasks.supervised_tasks import EpochDraw, Evaluation, target_logprobs
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, numpy_loss
 from tinsmith.types import Datum

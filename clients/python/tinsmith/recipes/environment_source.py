@@ -43,7 +43,7 @@ from tinsmith.rollouts.adapters import ServiceSampler
 from tinsmith.rollouts.interfaces import EnvironmentInstance
 from tinsmith.rollouts.records import Origin
 from tinsmith.rollouts.records.record import LOCAL
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import SamplingParams
 

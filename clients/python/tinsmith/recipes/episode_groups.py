@@ -15,11 +15,11 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith.episodes.client import EpisodeClient
+from tinsmith.episodes.episode_forms import EpisodeClient
 from tinsmith.episodes.types import Episode, EpisodeSpec
 from tinsmith.errors import AbortedError, OperationTimeoutError
 from tinsmith.recipes.tasks.episode_tasks import AgentTask
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 
 _FIRST_LOOK_S = 5.0
 _LAST_LOOK_S = 60.0

@@ -31,7 +31,7 @@ from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.rewarded_source import RewardedData, check_judge
 from tinsmith.recipes.tasks.rl_problems import load_problems
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 
 __all__ = ["Config", "Summary", "main"]
 

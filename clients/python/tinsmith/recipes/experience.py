@@ -15,7 +15,7 @@ from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rollouts import DatumArrays, RolloutConfig, Trajectory
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 IS_SUCCESS, METRICS = "is_success", "metrics"
 """What an environment may say in the `info` of its last step: a boolean, and numbers by name."""

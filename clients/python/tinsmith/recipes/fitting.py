@@ -24,7 +24,7 @@ from tinsmith.recipes.experiment.run_log import open_log, say_finished
 from tinsmith.recipes.steps_ahead import LoopConfig, SentStep, train_ahead
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 
 
 class FitConfig(RunConfig, LoopConfig, EvaluatorConfig, Protocol):

@@ -9,7 +9,7 @@ from typing import Protocol
 from tinsmith.recipes.experiment.schedules import linear_schedule
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.training.custom_loss import CustomLoss
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
 
 

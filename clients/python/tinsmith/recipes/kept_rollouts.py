@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experiment.experiment import ROLLOUTS
 from tinsmith.rollouts import GroupResult, NoRolloutsError, RolloutConfig, Trajectory
-from tinsmith.rollouts.groups import without_groups
+from tinsmith.rollouts.keeping import keep_before_error
 from tinsmith.rollouts.records import (
     EpisodeRecord,
     Origin,
@@ -28,8 +26,6 @@ from tinsmith.rollouts.records import (
 from tinsmith.rollouts.records.files import check_path
 from tinsmith.rollouts.records.making import Decoder, Weights, make_origin
 from tinsmith.types import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 LAYOUTS = ("jsonl", "parquet")
 TRAIN, VALIDATION = "train", "validation"
@@ -111,13 +107,10 @@ class RolloutKeeper:
         try:
             yield
         except NoRolloutsError as error:
-            if not error.unused:
-                raise
-            records = record_result(without_groups(error.unused), decoder, origin_of)
-            try:
-                self.keep(phase, num_done, records)
-            except ConfigurationError as problem:
-                logger.warning("what was played is not kept: %s", problem)
+            keep_before_error(
+                lambda result: self.keep_result(phase, num_done, result, decoder, origin_of),
+                error.unused,
+            )
             raise
 
     def keep_episodes(

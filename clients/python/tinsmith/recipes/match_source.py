@@ -50,7 +50,7 @@ from tinsmith.rollouts import (
     trajectory_arrays,
 )
 from tinsmith.rollouts.adapters import ServiceSampler
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import SamplingParams
 
 _MAX_SEED = 1_000_000_000

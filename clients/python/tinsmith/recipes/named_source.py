@@ -22,7 +22,7 @@ from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
 from tinsmith.rollouts.keeping import kind_of
 from tinsmith.rollouts.play_calls import Place, check_place
 from tinsmith.rollouts.records import Origin
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import SamplingParams
 
 

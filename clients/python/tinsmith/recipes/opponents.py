@@ -19,7 +19,7 @@ from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.rollouts import RoleBaselines
 from tinsmith.rollouts.adapters import ServiceSampler
 from tinsmith.rollouts.interfaces import Sampler
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 LEAGUE = "league"
 """The setting under which past selves play."""

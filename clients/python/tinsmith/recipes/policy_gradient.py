@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tinsmith.recipes.experience import Experience
 from tinsmith.recipes.gradient_step import ScheduleConfig, SubmittedStep, submit_data
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import FloatArray
 
 KL = "optim/kl_sample_train_v1"

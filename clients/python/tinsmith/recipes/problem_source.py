@@ -36,7 +36,7 @@ from tinsmith.rollouts import (
 )
 from tinsmith.rollouts.records import Origin
 from tinsmith.rollouts.records.record import PROBLEM
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import SampledSequence, SamplingParams
 

@@ -42,7 +42,7 @@ from tinsmith.recipes.policy_gradient import (
 )
 from tinsmith.rollouts import DatumArrays
 from tinsmith.tracing import spans
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 _MADE_MODELS_RATE = 4e-3
 """For small models with random weights, if no rate is given."""

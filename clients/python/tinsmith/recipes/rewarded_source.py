@@ -12,7 +12,7 @@ from tinsmith.recipes.experience import SourceConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.tasks.own_reward import RewardedPrompts, judged_by, load_reward
 from tinsmith.rollouts.judge import INSTRUCTION, Judge
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInfo
 

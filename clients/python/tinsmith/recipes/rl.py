@@ -31,7 +31,7 @@ from tinsmith.recipes.rewarded_source import RewardedData, check_judge
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 
 __all__ = ["Config", "Summary", "main"]
 

@@ -53,7 +53,7 @@ from tinsmith.recipes.policy_gradient import compare_logprobs
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
 from tinsmith.tracing import spans
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import Datum
 
 

@@ -25,7 +25,7 @@ from tinsmith.recipes.tasks.row_layouts import ASSISTANT
 from tinsmith.recipes.tasks.supervised_tasks import SHIPPED, RowRules, SupervisedTask, make_task
 from tinsmith.text.named_templates import tokenizer_with
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 __all__ = ["Config", "Summary", "main", "preview"]
 

@@ -29,7 +29,7 @@ from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.experiment import slug
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.run_log import METRICS, read_metrics
-from tinsmith.recipes.sweep_outcomes import Outcome, compare
+from tinsmith.recipes.sweep_outcomes import VariantOutcome, compare
 
 MAX_VARIANTS = 64
 
@@ -153,7 +153,7 @@ def read_axes(
     return axes, rest
 
 
-def run_sweep(sweep: Sweep, client: Client, run_recipe: RunRecipe) -> list[Outcome]:
+def run_sweep(sweep: Sweep, client: Client, run_recipe: RunRecipe) -> list[VariantOutcome]:
     """Run all variants at once, and compare how they ended.
 
     Args:
@@ -214,13 +214,13 @@ def _wait(threads: Sequence[threading.Thread]) -> None:
     alive[0].join(_LINE_INTERVAL_S)
 
 
-def _outcome(sweep: Sweep, variant: Variant, error: BaseException | None) -> Outcome:
+def _outcome(sweep: Sweep, variant: Variant, error: BaseException | None) -> VariantOutcome:
     metric = _curve(sweep).metric
     folder = variant.config.output_dir
     values = [row[metric] for row in read_metrics(folder / METRICS) if metric in row]
     last = values[-max(1, round(len(values) * _LAST_SHARE)) :]
     is_whole = error is None and bool(last)
-    return Outcome(
+    return VariantOutcome(
         variant.values,
         sum(last) / len(last) if is_whole else None,
         folder,

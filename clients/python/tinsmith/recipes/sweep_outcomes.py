@@ -17,7 +17,7 @@ _FILE, _PICTURE = "sweep.json", "sweep.png"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VariantOutcome:
     """How a variant ended.
 
     Attributes:
@@ -37,7 +37,7 @@ def compare(
     recipe: str,
     axes: Sequence[str],
     curve: Curve,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[VariantOutcome],
     folder: Path,
     console: rich.console.Console,
 ) -> None:
@@ -74,7 +74,7 @@ def compare(
 
 
 def _draw(
-    recipe: str, axes: Sequence[str], curve: Curve, outcomes: Sequence[Outcome], folder: Path
+    recipe: str, axes: Sequence[str], curve: Curve, outcomes: Sequence[VariantOutcome], folder: Path
 ) -> Path | None:
     """Draw the metric over the first setting, with a line for each combination of the others."""
     first, *others = axes
@@ -94,7 +94,7 @@ def _draw(
     )
 
 
-def _rank(outcome: Outcome, curve: Curve) -> float:
+def _rank(outcome: VariantOutcome, curve: Curve) -> float:
     if outcome.score is None or math.isnan(outcome.score):
         return math.inf
     return -outcome.score if curve.rises else outcome.score

@@ -17,7 +17,7 @@ from tinsmith.recipes.experience import Experience, Scores, Source, length_metri
 from tinsmith.recipes.problem_source import SEEDS_PER_STEP, token_sample
 from tinsmith.recipes.tasks.prompts import Messages, PromptSet
 from tinsmith.rollouts import DatumArrays, build_arrays
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import FloatArray, SampledSequence, SamplingParams
 

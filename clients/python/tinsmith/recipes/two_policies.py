@@ -36,7 +36,7 @@ from tinsmith.recipes.shared_games import play_shared_games
 from tinsmith.recipes.tasks.agent_games import GameTask, load_game_of
 from tinsmith.rollouts import DatumArrays, RoleBaselines
 from tinsmith.rollouts.adapters import ServiceSampler
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 AGENTS = ("black", "white")
 _SEEDS_APART = 500_000

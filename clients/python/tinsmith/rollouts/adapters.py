@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinsmith.environments.client import EnvironmentClient
 from tinsmith.environments.environment import Action
 from tinsmith.environments.environment_calls import EnvironmentInstance, StepResult
+from tinsmith.environments.environment_forms import EnvironmentClient
 from tinsmith.images import ImageRules
 from tinsmith.rollouts.interfaces import Completion
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import ModelInput, SamplingParams
 from tinsmith.v1 import scheduler_pb2
 

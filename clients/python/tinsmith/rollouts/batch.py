@@ -177,14 +177,14 @@ class RolloutBatch(ResultFuture[GroupResult[EnvironmentTask]]):
         if operation.HasField("error"):
             failure = _error_of(operation)
             unused = (*failed, *list_dropped(self._tasks, {}, finished))
-            await keep_before_error(self._keep, unused)
+            await asyncio.to_thread(keep_before_error, self._keep, unused)
             if isinstance(failure, NoRolloutsError):
                 failure.unused = unused
             raise failure
         response = rollout_pb2.GenerateRolloutsResponse()
         operation.response.Unpack(response)
         result = decode_groups(response, self._tasks, finished, failed, self._config)
-        await self._keep(result)
+        await asyncio.to_thread(self._keep, result)
         return result
 
     def _decode(self, message: rollout_pb2.RolloutEpisode) -> PlayedEpisode:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tinsmith.rollouts.chat import Conversation
 from tinsmith.rollouts.errors import SamplerFailedError
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import ModelInput, SamplingParams
 
 HIGHEST = 10

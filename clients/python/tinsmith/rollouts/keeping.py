@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.rollouts.batch_codec import EnvironmentTask
@@ -21,22 +21,23 @@ from tinsmith.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-KeepResult = Callable[[GroupResult[EnvironmentTask]], Awaitable[None]]
+KeepResult = Callable[[GroupResult[EnvironmentTask]], None]
+"""Blocks while it writes: coroutines call it on a thread."""
 
 
-async def keep_before_error(
-    keep: KeepResult, unused: Sequence[UnusedPlay[EnvironmentTask]]
+def keep_before_error(
+    keep: Callable[[GroupResult[Any]], None], unused: Sequence[UnusedPlay[Any]]
 ) -> None:
     """Keep what was played by a batch that fails; what goes wrong here hides no other error."""
     if not unused:
         return  # A file that is there already stays.
     try:
-        await keep(without_groups(unused))
+        keep(without_groups(unused))
     except Exception as error:
         logger.warning("what was played is not kept: %s", error)
 
 
-async def keep_nothing(result: GroupResult[EnvironmentTask]) -> None:
+def keep_nothing(result: GroupResult[EnvironmentTask]) -> None:
     """Keep nothing."""
     del result
 
@@ -90,8 +91,7 @@ def keep_in_file(
             environment_seed=task.seed,
         )
 
-    async def keep(result: GroupResult[EnvironmentTask]) -> None:
-        records = record_result(result, decoder, origin_of)
-        await asyncio.to_thread(write_records, path, records)
+    def keep(result: GroupResult[EnvironmentTask]) -> None:
+        write_records(path, record_result(result, decoder, origin_of))
 
     return keep

@@ -1,13 +1,14 @@
-"""Environments that are played: `Client.environments`; `environments` has the forms."""
+"""Environments that are played: `Client.environments`; `play_forms.py` has the forms."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment_forms import EnvironmentClient
 from tinsmith.environments.local import STEP_TIMEOUT_S, create_local_instance
 from tinsmith.environments.naming import AnyEnvironment, NamedEnvironment
 from tinsmith.errors import ConfigurationError
@@ -17,7 +18,6 @@ from tinsmith.rollouts.adapters import (
     read_image_rules,
 )
 from tinsmith.rollouts.batch_codec import EnvironmentTask
-from tinsmith.rollouts.client import RolloutClient
 from tinsmith.rollouts.errors import NoRolloutsError, RolloutError
 from tinsmith.rollouts.group_plan import GroupConfig
 from tinsmith.rollouts.groups import GroupResult, run_groups
@@ -41,10 +41,11 @@ from tinsmith.rollouts.records.replaying import (
     sample_turns,
     sampling_params,
 )
+from tinsmith.rollouts.rollout_forms import RolloutClient
 from tinsmith.rollouts.runner import RolloutRunner
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import SamplingParams
 
@@ -176,9 +177,9 @@ class PlayCalls(EnvironmentClient):
         try:
             result = await run_groups(runner, tasks, create, groups, batch_key=batch_key)
         except NoRolloutsError as error:
-            await keep_before_error(keep, error.unused)
+            await asyncio.to_thread(keep_before_error, keep, error.unused)
             raise
-        await keep(result)
+        await asyncio.to_thread(keep, result)
         return result
 
     @call

@@ -1,4 +1,4 @@
-"""Rollouts that the server plays; `client` has the forms."""
+"""Rollouts that the server plays; `rollout_forms.py` has the forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith.rollouts.machine import RolloutConfig
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.located_service import LocatedService
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.types import SamplingParams
 
 

@@ -171,7 +171,7 @@ class Ready:
 
 
 @dataclass(slots=True)
-class Outcome:
+class KnownOutcome:
     """What the caller can know about an operation; shared by its future and its run."""
 
     known: bool = False
@@ -215,7 +215,7 @@ class OperationFuture(ResultFuture[T_co]):
         self.kind = kind
         self.sequence_number = sequence_number
         self.operation_name = operation_name
-        self.outcome = Outcome()
+        self.outcome = KnownOutcome()
         self._refresh = refresh
         self._metadata: OperationMetadata | None = None
 

@@ -28,7 +28,7 @@ from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
 from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
-from tinsmith.rpc.futures import OperationFuture, Outcome
+from tinsmith.rpc.futures import KnownOutcome, OperationFuture
 from tinsmith.rpc.transport import Backoff, Endpoint, Transport, is_away
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 
@@ -138,7 +138,7 @@ class OperationStream:
         self._next_unstarted = next_sequence_number
         # Both are behind the lock: what the caller can know of operations above the mark.
         self._observed_mark = next_sequence_number - 1
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, KnownOutcome] = {}
         self._pending: dict[int, _Pending] = {}
         self._looked_up: set[OperationFuture[Any]] = set()
         self._highest_delivered = 0

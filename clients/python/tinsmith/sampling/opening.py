@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rpc.core import ClientCore
-from tinsmith.sampling.sampler import Sampler
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import RetryPolicy
 from tinsmith.v1 import scheduler_pb2
 

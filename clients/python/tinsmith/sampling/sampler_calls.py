@@ -1,4 +1,4 @@
-"""Calls of one sampler; `sampler` has all forms of them."""
+"""Calls of one sampler; `sampler_forms.py` has all forms of them."""
 
 from __future__ import annotations
 

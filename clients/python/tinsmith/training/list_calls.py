@@ -1,4 +1,4 @@
-"""Calls on the runs of a project, as coroutines of the background loop; `client` has the forms."""
+"""Calls on the runs of a project, as coroutines; `list_forms.py` has the forms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tinsmith.training.run_creation import (
     fork_run,
     update_run,
 )
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.training.step_replay import replay_step
-from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import LastMetric, MetricCurve, TrainingRunInfo
 from tinsmith.v1 import run_metrics_pb2
 

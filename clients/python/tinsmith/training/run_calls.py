@@ -1,4 +1,4 @@
-"""Calls of one run; `training_run` has all forms of them."""
+"""Calls of one run; `run_forms.py` has all forms of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinsmith.rpc.forms import call, submits
 from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.sampling.opening import open_sampler
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import Origin, RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data

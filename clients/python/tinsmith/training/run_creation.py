@@ -16,7 +16,7 @@ from tinsmith.rpc.durations import encode_duration, encode_optional_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.text.named_templates import tokenizer_with
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 
 _LONG_POLL_S = 20.0

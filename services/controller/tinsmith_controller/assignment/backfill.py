@@ -19,7 +19,7 @@ from tinsmith_controller.assignment.capacity import (
     Room,
     seconds,
 )
-from tinsmith_controller.assignment.gang_placement import Gang, place_soonest
+from tinsmith_controller.assignment.gang_assignment import Gang, place_soonest
 from tinsmith_controller.assignment.types import QueueConfig, Workload
 
 

@@ -13,7 +13,7 @@ from tinsmith_controller.assignment.node_filters import Obstacle, find_obstacle
 from tinsmith_controller.assignment.types import Node, PodRequest, Stage, Workload
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Rules
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 Room = NDArray[np.float64]
 """Amounts by resource and node, [4, N]. Floats hold bytes exactly up to 8 PiB and do not wrap."""
@@ -116,9 +116,9 @@ class Cluster:
             if workload.placed:
                 self._seat(workload, workload.placed)
 
-    def assign(self, workload: Workload, placements: Sequence[Placement]) -> None:
-        """Take room for new placements of a workload."""
-        self._seat(workload, placements, since_s=self._now_s)
+    def assign(self, workload: Workload, bindings: Sequence[Binding]) -> None:
+        """Take room for new bindings of a workload."""
+        self._seat(workload, bindings, since_s=self._now_s)
 
     def release(self, workload: Workload) -> None:
         """Note that a job that was holding is leaving now."""
@@ -133,10 +133,10 @@ class Cluster:
             self.spread(workload.placed).take_from(room)
         return room
 
-    def spread(self, placements: Iterable[Placement]) -> Spread:
-        """Return what placements take of the nodes that exist."""
+    def spread(self, bindings: Iterable[Binding]) -> Spread:
+        """Return what bindings take of the nodes that exist."""
         index = self._index
-        known = [(index[p.node], amounts(p.resources)) for p in placements if p.node in index]
+        known = [(index[p.node], amounts(p.resources)) for p in bindings if p.node in index]
         return Spread(
             np.array([i for i, _ in known], dtype=np.int64), _columns([taken for _, taken in known])
         )
@@ -168,17 +168,17 @@ class Cluster:
             self._levels[label] = (np.array(by_node, dtype=np.int64), len(found))
         return self._levels[label]
 
-    def placements(self, pods: Sequence[PodRequest], nodes: Sequence[int]) -> tuple[Placement, ...]:
-        """Return the placements of pods on nodes, one each."""
+    def bindings(self, pods: Sequence[PodRequest], nodes: Sequence[int]) -> tuple[Binding, ...]:
+        """Return the bindings of pods to nodes, one each."""
         return tuple(
-            Placement(pod.role, pod.index, self.nodes[i].name, pod.resources)
+            Binding(pod.role, pod.index, self.nodes[i].name, pod.resources)
             for pod, i in zip(pods, nodes, strict=True)
         )
 
     def _seat(
-        self, workload: Workload, placements: Iterable[Placement], since_s: float | None = None
+        self, workload: Workload, bindings: Iterable[Binding], since_s: float | None = None
     ) -> None:
-        spread = self.spread(placements)
+        spread = self.spread(bindings)
         spread.take_from(self.free)
         if workload.stage is Stage.RELEASING:
             spread.add_to(self.releasing)

@@ -1,6 +1,6 @@
 """Decides which workloads get nodes, which are preempted, and what the others wait for.
 
-One call repeats placement passes until a pass adds nothing, so a second call decides nothing more.
+One call repeats assignment passes until a pass adds nothing, so a second call decides nothing more.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import dataclasses
 import datetime
 from collections.abc import Iterable, Sequence
 
+from tinsmith_controller.assignment.assignment_pass import AssignmentPass
 from tinsmith_controller.assignment.ordering import unique
-from tinsmith_controller.assignment.placement_pass import PlacementPass
 from tinsmith_controller.assignment.types import Decisions, Node, QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 
 def decide(
@@ -29,15 +29,15 @@ def decide(
     state, with these decisions applied, decides nothing more.
     """
     workloads = unique(workloads)
-    assign: dict[NamespacedName, tuple[Placement, ...]] = {}
+    assign: dict[NamespacedName, tuple[Binding, ...]] = {}
     preempt: dict[NamespacedName, NamespacedName] = {}
     state = workloads
     while True:
-        added = PlacementPass(state, nodes, policy, now).run()
+        added = AssignmentPass(state, nodes, policy, now).run()
         if not added.assign and not added.preempt:
             return Decisions(assign, preempt, added.waiting, unfit=added.unfit)
-        for key, placements in added.assign.items():
-            assign[key] = assign.get(key, ()) + placements
+        for key, bindings in added.assign.items():
+            assign[key] = assign.get(key, ()) + bindings
         # A pass that assigned nodes preempts nothing yet, nor for a workload that found a place.
         preempt = {
             victim: for_whom for victim, for_whom in preempt.items() if for_whom not in added.assign
@@ -59,14 +59,14 @@ def _apply_one(workload: Workload, decisions: Decisions, now: datetime.datetime)
         return dataclasses.replace(
             workload, stage=Stage.RELEASING, preempted_by=decisions.preempt[workload.key]
         )
-    placements = decisions.assign.get(workload.key, ())
-    if not placements:
+    bindings = decisions.assign.get(workload.key, ())
+    if not bindings:
         return workload
-    given = {(placement.role, placement.index) for placement in placements}
+    given = {(binding.role, binding.index) for binding in bindings}
     return dataclasses.replace(
         workload,
         stage=Stage.HOLDING,
         pods=tuple(pod for pod in workload.pods if (pod.role, pod.index) not in given),
-        placed=workload.placed + placements,
+        placed=workload.placed + bindings,
         assigned=now,
     )

@@ -16,7 +16,7 @@ from tinsmith_controller.assignment.capacity import (
     Room,
     seconds,
 )
-from tinsmith_controller.assignment.gang_placement import Gang, Group
+from tinsmith_controller.assignment.gang_assignment import Gang, Group
 from tinsmith_controller.assignment.node_filters import (
     Obstacle,
     join,

@@ -26,7 +26,7 @@ from tinsmith_controller.assignment.types import (
     Workload,
 )
 from tinsmith_jobs.naming import NamespacedName
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 _GivenBack = dict[NamespacedName, frozenset[PodKey]]
 
@@ -64,7 +64,7 @@ def decide_and_heal(
 def find_overdrawn(workloads: Iterable[Workload], nodes: Iterable[Node]) -> _GivenBack:
     """Return the pods without a bound one that are too many for their nodes, by workload."""
     held: dict[str, int] = defaultdict(int)
-    idle: dict[str, list[tuple[Workload, Placement]]] = defaultdict(list)
+    idle: dict[str, list[tuple[Workload, Binding]]] = defaultdict(list)
     for workload in workloads:
         is_leaving = workload.stage is Stage.RELEASING
         for entry in workload.placed:
@@ -85,7 +85,7 @@ def find_overdrawn(workloads: Iterable[Workload], nodes: Iterable[Node]) -> _Giv
     return {key: frozenset(pods) for key, pods in found.items()}
 
 
-def _youngest_first(held: tuple[Workload, Placement]) -> tuple[float, NamespacedName, str, int]:
+def _youngest_first(held: tuple[Workload, Binding]) -> tuple[float, NamespacedName, str, int]:
     workload, entry = held
     since_s = seconds(workload.assigned or workload.created)
     return (-since_s, workload.key, entry.role, -entry.index)

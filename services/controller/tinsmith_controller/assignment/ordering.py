@@ -32,7 +32,7 @@ def rank(workload: Workload) -> Rank:
     return (-workload.priority, seconds(workload.queued), workload.key)
 
 
-class Order:
+class WorkloadOrder:
     """Workloads that want nodes: by tier, then by their project's share, then by their waiting.
 
     The share of a project is the GPUs that it has by its weight. Pools belong to no project and

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import Rules
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Workload:
     queued: datetime.datetime
     stage: Stage
     pods: tuple[PodRequest, ...] = ()
-    placed: tuple[Placement, ...] = ()
+    placed: tuple[Binding, ...] = ()
     rules: Rules = field(default_factory=Rules)
     is_gang: bool = True
     is_preemptible: bool = True
@@ -175,7 +175,7 @@ class Decisions:
     """What one pass decided.
 
     Attributes:
-        assign: New placements by workload, in the order in which they were given.
+        assign: New bindings by workload, in the order in which they were given.
         preempt: Workloads that have to give way, each with the one that it gives way to.
         waiting: One sentence for each workload that wants nodes and got none; a pool, not all.
         given_back: Pods whose nodes are taken back, by workload; they may be among `assign` anew.
@@ -183,7 +183,7 @@ class Decisions:
         released: Jobs that give back all that they hold, because that is not enough any more.
     """
 
-    assign: Mapping[NamespacedName, tuple[Placement, ...]]
+    assign: Mapping[NamespacedName, tuple[Binding, ...]]
     preempt: Mapping[NamespacedName, NamespacedName]
     waiting: Mapping[NamespacedName, str]
     given_back: Mapping[NamespacedName, frozenset[PodKey]] = field(default_factory=dict)

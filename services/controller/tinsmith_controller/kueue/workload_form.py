@@ -16,7 +16,7 @@ from tinsmith_controller.kueue.names import (
     workload_name,
 )
 from tinsmith_jobs.naming import TEMPLATE_ANNOTATION, controller_reference
-from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.observed import ObservedJob
 from tinsmith_jobs.spec import JobSpec, Role
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -66,7 +66,7 @@ class QueuePriority:
 
 
 def make_workload(
-    job: Job,
+    job: ObservedJob,
     spec: JobSpec,
     queue: str,
     priority: QueuePriority,

@@ -35,7 +35,7 @@ from tinsmith_controller.objects.kueue_caches import KueueCaches
 from tinsmith_jobs.checkpoint_references import jobs_of
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import JOB_KIND, POOL_KIND, NamespacedName
-from tinsmith_jobs.plan.observed import Job, PodView, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool, PodView
 from tinsmith_jobs.spec import JobSpec
 
 _EVERYWHERE = ("",)
@@ -120,7 +120,7 @@ class Caches:
         """Take what a request returned."""
         self.informers[resource].put(content)
 
-    def refresh_config_maps(self, item: Job | Pool, now: datetime.datetime) -> None:
+    def refresh_config_maps(self, item: ObservedJob | ObservedPool, now: datetime.datetime) -> None:
         """Read the ConfigMaps that a workload names; see `ConfigMaps.refresh`."""
         if self.config_maps.refresh(item, now):
             self._on_capacity()
@@ -150,15 +150,15 @@ class Caches:
         """Return a job with the node rules that Kueue admitted it with, or a record as it is."""
         return record if self.kueue is None else self.kueue.admitted(record)
 
-    def pool(self, namespace: str, name: str) -> Pool | None:
+    def pool(self, namespace: str, name: str) -> ObservedPool | None:
         """Return a pool."""
         record = self._pools.get((namespace, name))
-        return record.item if record is not None and isinstance(record.item, Pool) else None
+        return record.item if record is not None and isinstance(record.item, ObservedPool) else None
 
-    def job(self, namespace: str, name: str) -> Job | None:
+    def job(self, namespace: str, name: str) -> ObservedJob | None:
         """Return a job."""
         record = self._jobs.get((namespace, name))
-        return record.item if record is not None and isinstance(record.item, Job) else None
+        return record.item if record is not None and isinstance(record.item, ObservedJob) else None
 
     def pods(self) -> Iterable[PodRecord]:
         """Return all pods of the cluster."""
@@ -229,7 +229,7 @@ class Caches:
         """Have the jobs looked at that may wait for a pool."""
         for job in self.jobs():
             item = job.item
-            is_waiting = isinstance(item, Job) and item.status.assigned_time is None
+            is_waiting = isinstance(item, ObservedJob) and item.status.assigned_time is None
             if is_waiting and item.key.namespace == pool.namespace and _pool_of(item) == pool.name:
                 self._on_workload(item.key)
 
@@ -286,7 +286,7 @@ class Caches:
         self._on_capacity()
 
 
-def _pool_of(item: Job | Pool) -> str:
+def _pool_of(item: ObservedJob | ObservedPool) -> str:
     return item.spec.pool if isinstance(item.spec, JobSpec) else ""
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tinsmith_controller.kube.api_client import CONFIG_MAPS, ApiError, Json, Resource
 from tinsmith_jobs.conditions import ENDED
-from tinsmith_jobs.plan.observed import Job, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool, PodPhase, PodView
 from tinsmith_jobs.spec import DRIVER, JobSpec, PoolSpec, Role, Template
 
 LOOK_AGAIN_S = 10.0
@@ -62,7 +62,7 @@ class ConfigMaps:
         self._lock = threading.Lock()
         self._found: dict[str, Mapping[str, _Found]] = {}
 
-    def refresh(self, item: Job | Pool, now: datetime.datetime) -> bool:
+    def refresh(self, item: ObservedJob | ObservedPool, now: datetime.datetime) -> bool:
         """Read the ConfigMaps that a workload names, unless that was done a moment ago.
 
         Returns:
@@ -85,7 +85,7 @@ class ConfigMaps:
         with self._lock:
             self._found.pop(uid, None)
 
-    def problems(self, item: Job | Pool, role: Role | None = None) -> list[str]:
+    def problems(self, item: ObservedJob | ObservedPool, role: Role | None = None) -> list[str]:
         """Return a sentence about each ConfigMap or entry that is missing.
 
         Args:
@@ -126,7 +126,7 @@ class ConfigMaps:
         return _Found(frozenset(entries), True, now)
 
 
-def needs_config_maps(item: Job | Pool, pods: Mapping[str, PodView]) -> bool:
+def needs_config_maps(item: ObservedJob | ObservedPool, pods: Mapping[str, PodView]) -> bool:
     """Return whether ConfigMaps of a workload are worth a look: it begins, or its pods do not."""
     if item.is_deleting or item.status.phase in ENDED or not _references(item.spec):
         return False
@@ -134,7 +134,7 @@ def needs_config_maps(item: Job | Pool, pods: Mapping[str, PodView]) -> bool:
 
 
 def with_problems(
-    item: Job | Pool, pods: Mapping[str, PodView], config_maps: ConfigMaps
+    item: ObservedJob | ObservedPool, pods: Mapping[str, PodView], config_maps: ConfigMaps
 ) -> dict[str, PodView]:
     """Return pods, those that say nothing with what is missing for them."""
     found = dict(pods)

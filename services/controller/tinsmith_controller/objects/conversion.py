@@ -21,7 +21,7 @@ from tinsmith_jobs.naming import (
     TEMPLATE_ANNOTATION,
     NamespacedName,
 )
-from tinsmith_jobs.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.observed import DISRUPTION, ObservedJob, ObservedPool, PodPhase, PodView
 from tinsmith_jobs.plan.termination import MAX_PROBLEM
 from tinsmith_jobs.quantities import QuantityError, Resources
 from tinsmith_jobs.spec import JobSpec
@@ -54,7 +54,7 @@ class WorkloadRecord:
     """
 
     content: Json
-    item: Job | Pool
+    item: ObservedJob | ObservedPool
     is_left_alone: bool = False
     refusal: str = ""
     queue: str = ""
@@ -157,11 +157,11 @@ def workload_record(content: Json, check: AuthorCheck = allow_all) -> WorkloadRe
         "edit_error": held.edit_error,
     }
     if is_pool:
-        return WorkloadRecord(content, Pool(**fields))
+        return WorkloadRecord(content, ObservedPool(**fields))
     asked = (metadata.get("annotations") or {}).get(RETRY_ANNOTATION)
     return WorkloadRecord(
         content,
-        Job(**fields, retried_end=decode_time(asked)),
+        ObservedJob(**fields, retried_end=decode_time(asked)),
         is_left_alone=is_left_alone(spec),
         refusal=check(held.spec, has_queue_label) if held.spec is not None else "",
         queue=str(labels.get(QUEUE_LABEL) or ""),

@@ -28,7 +28,7 @@ from tinsmith_controller.kueue.workload_record import (
 )
 from tinsmith_controller.objects.conversion import WorkloadRecord
 from tinsmith_jobs.naming import NamespacedName
-from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.observed import ObservedJob
 from tinsmith_jobs.spec import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class KueueCaches:
         Both are of one moment: a job without rules never looks as if it might get nodes.
         """
         job = record.item
-        if not record.queue or not isinstance(job, Job) or job.spec is None:
+        if not record.queue or not isinstance(job, ObservedJob) or job.spec is None:
             return record
         waiting = self.waiting_of(record)
         found = AdmittedNodes() if waiting else self._nodes_of(job.uid, job.spec)

@@ -11,11 +11,11 @@ from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
 from tinsmith_jobs.model_memory import least_gpu_bytes
 from tinsmith_jobs.plan.named_checkpoints import missing_checkpoints
-from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.observed import ObservedJob, ObservedPool
 from tinsmith_jobs.spec import JobSpec
 
 
-def is_serving(pool: Pool) -> bool:
+def is_serving(pool: ObservedPool) -> bool:
     """Return whether any replica of a pool is ready."""
     return any(role.ready for role in pool.status.role_statuses)
 
@@ -37,7 +37,7 @@ def obstacle_of(
     if not found or item.spec is None:
         return ""
     scheduling = item.spec.scheduling
-    if isinstance(item, Job) and not record.has_own_queue:
+    if isinstance(item, ObservedJob) and not record.has_own_queue:
         names = sorted(queues().queues)
         if names and scheduling.queue not in names:
             found.append(f"queue {scheduling.queue} does not exist; there are {', '.join(names)}")
@@ -73,6 +73,6 @@ def _missing(record: WorkloadRecord, stores: Caches) -> Iterator[str]:
             yield f"waits for the TrainerPool {item.spec.pool}, which has no replica that is ready"
     if is_new:
         yield from (f"waits for {what}" for what in stores.config_maps.problems(item))
-    if isinstance(item, Job):
+    if isinstance(item, ObservedJob):
         missing = missing_checkpoints(item, lambda name: stores.job(item.key.namespace, name))
         yield from (f"waits for {what}" for what in missing)

@@ -16,7 +16,7 @@ from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_refusals
 from tinsmith_jobs.plan.image_pulls import rest_left_s, rested, with_image_pulls, with_rest
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Observed, PodView, Pool
+from tinsmith_jobs.plan.observed import Observed, ObservedPool, PodView
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
 from tinsmith_jobs.plan.status_transitions import accept_spec
 from tinsmith_jobs.spec import Reaction
@@ -26,7 +26,9 @@ _QUIET_S = 600.0
 """After this long without a failure, the next one counts as the first."""
 
 
-def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
+def plan_pool(
+    pool: ObservedPool, observed: Observed, now: datetime.datetime, limits: Limits
+) -> Plan:
     """Return the next actions for a pool."""
     status = replace(pool.status, observed_generation=pool.generation)
     if pool.is_deleting:
@@ -116,7 +118,7 @@ def _outdated(observed: Observed, *, is_ready: bool) -> PodView | None:
     return found[0] if found else None
 
 
-def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
+def _refuse(pool: ObservedPool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
     message = f"the pool cannot be run: {pool.spec_error}"
     status = replace(
         status,

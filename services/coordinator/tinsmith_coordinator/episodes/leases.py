@@ -33,11 +33,11 @@ from tinsmith_coordinator.store.records import (
     AttemptEnd,
     Claim,
     Episode,
+    EpisodeOutcome,
     EpisodeState,
     Lease,
     NewCall,
     NoEpisode,
-    Outcome,
 )
 from tinsmith_coordinator.store.tables import attempts, episodes, model_calls
 from tinsmith_runtime.errors import (
@@ -136,7 +136,9 @@ class Leases:
 
         return await self._fenced(renew)
 
-    async def submit(self, name: EpisodeName, token: LeaseToken, outcome: Outcome) -> Episode:
+    async def submit(
+        self, name: EpisodeName, token: LeaseToken, outcome: EpisodeOutcome
+    ) -> Episode:
         """End an episode with what it was worth; the same again is answered the same.
 
         Raises:

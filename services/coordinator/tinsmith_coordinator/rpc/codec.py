@@ -22,12 +22,12 @@ from tinsmith_coordinator.episodes.lease_tokens import EpisodeKey, LeaseToken
 from tinsmith_coordinator.store.records import (
     Claim,
     Episode,
+    EpisodeOutcome,
     EpisodeState,
     EpisodeType,
     Lease,
     NewEpisode,
     NoEpisode,
-    Outcome,
     QueueKey,
 )
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
@@ -124,7 +124,7 @@ def decode_key(value: str) -> EpisodeKey:
     return EpisodeKey.parse(value)
 
 
-def decode_outcome(request: episode_pb2.SubmitEpisodeRequest) -> Outcome:
+def decode_outcome(request: episode_pb2.SubmitEpisodeRequest) -> EpisodeOutcome:
     """Return what an episode was worth."""
     message = request.outcome
     has_reward = message.HasField("reward")
@@ -147,7 +147,7 @@ def decode_outcome(request: episode_pb2.SubmitEpisodeRequest) -> Outcome:
         reward = message.reward if has_reward else math.fsum(message.step_rewards)
     except OverflowError as error:
         raise NotFiniteInputError("outcome.step_rewards", "must have a finite sum") from error
-    return Outcome(
+    return EpisodeOutcome(
         reward=reward,
         step_rewards=tuple(message.step_rewards),
         is_success=message.is_success if message.HasField("is_success") else None,
@@ -278,7 +278,7 @@ def _decode_type(value: Any, field: str) -> EpisodeType:
     return _DECODED_TYPES[value]
 
 
-def _encode_outcome(outcome: Outcome) -> episode_pb2.EpisodeOutcome:
+def _encode_outcome(outcome: EpisodeOutcome) -> episode_pb2.EpisodeOutcome:
     message = episode_pb2.EpisodeOutcome(
         reward=outcome.reward,
         step_rewards=outcome.step_rewards,

@@ -37,6 +37,7 @@ from tinsmith_runtime.rpc.requests import check_text, encode_time, parse_name
 GENERATE = "generate"
 """Id of the one operation of a batch."""
 
+_DEFAULTS = GroupConfig()
 _MAX_TASKS = 4096
 _MAX_CONFIG_BYTES = 64 * 2**10
 _MAX_GROUP_SIZE = 1024
@@ -231,18 +232,27 @@ def page_list_name(name: RolloutBatchName) -> str:
 
 
 def _decode_groups(message: rollout_pb2.RolloutGroupConfig, num_tasks: int) -> GroupConfig:
-    group_size = _in_range(message.group_size or 8, "groups.group_size", 1, _MAX_GROUP_SIZE)
-    replacements = message.max_replacements if message.HasField("max_replacements") else 2
-    factor = message.over_sampling_factor or 1.0
+    group_size = _in_range(
+        message.group_size or _DEFAULTS.group_size, "groups.group_size", 1, _MAX_GROUP_SIZE
+    )
+    replacements = (
+        message.max_replacements
+        if message.HasField("max_replacements")
+        else _DEFAULTS.max_replacements
+    )
+    factor = message.over_sampling_factor or _DEFAULTS.over_sampling_factor
     if not (math.isfinite(factor) and 1.0 <= factor <= _MAX_OVER_SAMPLING):
         raise InvalidFieldError(
             "groups.over_sampling_factor", f"must be 1 to {_MAX_OVER_SAMPLING:g}"
         )
-    min_size = message.min_group_size or min(2, group_size)
+    min_size = message.min_group_size or min(_DEFAULTS.min_group_size, group_size)
     return GroupConfig(
         group_size=group_size,
         max_concurrency=_in_range(
-            message.max_concurrency or 64, "groups.max_concurrency", 1, _MAX_CONCURRENCY
+            message.max_concurrency or _DEFAULTS.max_concurrency,
+            "groups.max_concurrency",
+            1,
+            _MAX_CONCURRENCY,
         ),
         max_replacements=_in_range(replacements, "groups.max_replacements", 0, _MAX_REPLACEMENTS),
         min_group_size=_in_range(min_size, "groups.min_group_size", 1, group_size),

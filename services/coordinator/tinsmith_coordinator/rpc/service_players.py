@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 import grpc.aio
 
-from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment_forms import EnvironmentClient
 from tinsmith.rollouts import (
     ChatTemplateError,
     Play,
@@ -35,7 +35,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.transport import Connection, Transport
 from tinsmith.sampling.opening import attach_sampler
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.settings import ClientSettings
 from tinsmith.text.named_templates import NAMED_TEMPLATES
 from tinsmith.text.tokenizer import Tokenizer

@@ -18,9 +18,9 @@ from tinsmith.names import EpisodeName
 from tinsmith_coordinator.store.records import (
     AttemptEnd,
     Episode,
+    EpisodeOutcome,
     EpisodeState,
     EpisodeType,
-    Outcome,
     QueueKey,
     StoredCall,
 )
@@ -230,7 +230,7 @@ def _next_revision(connection: sa.Connection, project: str) -> int:
 def _column_value(value: Any) -> Any:
     if isinstance(value, EpisodeState):
         return value.value
-    if isinstance(value, Outcome):
+    if isinstance(value, EpisodeOutcome):
         return json.dumps(dataclasses.asdict(value))
     return list(value) if isinstance(value, tuple) else value
 
@@ -248,8 +248,8 @@ def _episode(row: sa.Row[Any]) -> Episode:
     )
 
 
-def _outcome(text: str) -> Outcome | None:
+def _outcome(text: str) -> EpisodeOutcome | None:
     if not text:
         return None
     values = json.loads(text)
-    return Outcome(**{**values, "step_rewards": tuple(values["step_rewards"])})
+    return EpisodeOutcome(**{**values, "step_rewards": tuple(values["step_rewards"])})

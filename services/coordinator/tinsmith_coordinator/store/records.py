@@ -45,7 +45,7 @@ class AttemptEnd(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeOutcome:
     """What an episode was worth.
 
     Attributes:
@@ -99,7 +99,7 @@ class Episode:
     client_id: str
     lease_expire_s: float | None
     lease_duration_s: float
-    outcome: Outcome | None
+    outcome: EpisodeOutcome | None
     failures: tuple[str, ...]
     num_model_calls: int
     trajectory_bytes: int

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tinsmith_runtime.devices import Hardware, Placement, place
+from tinsmith_runtime.devices import DeviceChoice, Hardware, choose_device
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ def visible_hardware() -> Hardware:
     )
 
 
-def placement_of(config: Any) -> Placement:
+def device_choice_of(config: Any) -> DeviceChoice:
     """Return where a trainer or sampler with these settings computes.
 
     Raises:
         ConfigError: If the device is not there.
     """
-    return place(config.device, config.dtype, visible_hardware())
+    return choose_device(config.device, config.dtype, visible_hardware())
 
 
 def placed(config: ConfigT) -> ConfigT:
@@ -46,11 +46,11 @@ def placed(config: ConfigT) -> ConfigT:
     Raises:
         ConfigError: If the device is not there.
     """
-    placement = placement_of(config)
-    fields = {"device": placement.device_name, "dtype": placement.dtype}
-    if placement.warning:
-        logger.warning(placement.warning, extra=fields)
+    choice = device_choice_of(config)
+    fields = {"device": choice.device_name, "dtype": choice.dtype}
+    if choice.warning:
+        logger.warning(choice.warning, extra=fields)
     else:
         logger.info("device chosen", extra=fields)
-    chosen: ConfigT = dataclasses.replace(config, device=placement.device, dtype=placement.dtype)
+    chosen: ConfigT = dataclasses.replace(config, device=choice.device, dtype=choice.dtype)
     return chosen

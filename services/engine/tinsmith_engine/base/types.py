@@ -156,7 +156,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class WeightVersion:
     """Handle of one immutable version."""
 
     run: str
@@ -164,7 +164,7 @@ class Published:
     version: int
     """Optimizer steps applied to the weights."""
     serial: int
-    """Counts publishes in this process: equal run and version may be published twice with
+    """Counts versions in this process: equal run and version may be exported twice with
     different weights, after a run went back to a checkpoint."""
 
 

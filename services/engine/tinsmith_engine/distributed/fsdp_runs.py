@@ -46,7 +46,7 @@ from tinsmith_engine.distributed.process_group import RankFault, Ranks
 from tinsmith_engine.distributed.serialization import decode, encode
 from tinsmith_engine.losses.batch_losses import MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.runs.peft_export import import_tensors_
-from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_engine.training.batch_execution import BatchExecution
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     NoGradientError,
@@ -113,14 +113,16 @@ class FullRuns:
             RankFault: A pass failed in the middle.
         """
         run = self._runs[str(request.run)]
-        # The row of an adapter run is what a job looks after; here that is done below.
-        job = Job(request, None, request.micro_batch_tokens or self._micro_batch_tokens)
-        job.begin()
+        # The row of an adapter run is what an execution looks after; here that is done below.
+        execution = BatchExecution(
+            request, None, request.micro_batch_tokens or self._micro_batch_tokens
+        )
+        execution.begin()
         before = self._gradient_before(run) if request.is_backward else None
         try:
-            for microbatch in list(job.microbatches):
-                self._run_microbatch(run, job, microbatch)
-                job.end_microbatch()
+            for microbatch in list(execution.microbatches):
+                self._run_microbatch(run, execution, microbatch)
+                execution.end_microbatch()
         except TinsmithError:
             raise
         except Exception as error:
@@ -128,23 +130,23 @@ class FullRuns:
                 f"a pass of the full-parameter run {request.run} failed on rank "
                 f"{self._ranks.rank}: {type(error).__name__}: {error}"
             ) from error
-        if isinstance(job.outcome, TinsmithError):
+        if isinstance(execution.outcome, TinsmithError):
             if request.is_backward:
                 self._restore_gradient(run, before)
-            return job.outcome
-        if job.outcome is None:
-            raise AssertionError("a job whose pieces are done has ended")
+            return execution.outcome
+        if execution.outcome is None:
+            raise AssertionError("a batch whose pieces are done has ended")
         if not request.is_backward:
-            return job.outcome
+            return execution.outcome
         if math.isfinite(full_grad_norm(run, self._ranks)):
             run.has_gradient = True
-            return job.outcome
+            return execution.outcome
         self._restore_gradient(run, before)
         return NonFiniteLossError(
             f"the batch gave run {request.run} a NaN or infinite loss or gradient; the gradient "
             "accumulated before it is unchanged",
             run=request.run,
-            loss=job.outcome.metrics["loss:sum"],
+            loss=execution.outcome.metrics["loss:sum"],
         )
 
     def optim_step(self, name: str, params: AdamParams) -> OptimStepResult:
@@ -257,8 +259,10 @@ class FullRuns:
 
     # Parts of the above.
 
-    def _run_microbatch(self, run: FullRun, job: Job, microbatch: Sequence[int]) -> None:
-        batch = job.request.batch
+    def _run_microbatch(
+        self, run: FullRun, execution: BatchExecution, microbatch: Sequence[int]
+    ) -> None:
+        batch = execution.request.batch
         groups = groups_of(
             [datum.tokens_T.size for datum in batch],
             [1 if datum.targets_T.ndim == 1 else datum.targets_T.shape[1] for datum in batch],
@@ -267,19 +271,19 @@ class FullRuns:
         world_size, mine = self._ranks.world_size, self._ranks.rank
         for first in range(0, len(groups), world_size):
             group = groups[first + mine] if first + mine < len(groups) else []
-            self._run_group(run, job, group)
+            self._run_group(run, execution, group)
         own = groups[mine::world_size]
-        found = self._ranks.all_gather(encode([job.found(group) for group in own]), "units")
+        found = self._ranks.all_gather(encode([execution.found(group) for group in own]), "units")
         for rank, message in enumerate(found):
             if rank != mine:
                 for group, results in zip(groups[rank::world_size], decode(message), strict=True):
-                    job.take_found(group, results)
+                    execution.take_found(group, results)
 
-    def _run_group(self, run: FullRun, job: Job, group: Sequence[int]) -> None:
+    def _run_group(self, run: FullRun, execution: BatchExecution, group: Sequence[int]) -> None:
         """Compute a group; an empty one only helps the other ranks to theirs."""
-        batch = job.request.batch
-        scored = [job.scored(index) for index in group]
-        parts = [job.loss_rows(index, of) for index, of in zip(group, scored, strict=True)]
+        batch = execution.request.batch
+        scored = [execution.scored(index) for index in group]
+        parts = [execution.loss_rows(index, of) for index, of in zip(group, scored, strict=True)]
         losses: MixedLosses | SequenceLosses | None = None
         others = [~of for of in scored]
         tokens = torch.zeros(0, dtype=torch.int64)
@@ -288,14 +292,16 @@ class FullRuns:
         rows, targets = _rows_and_targets([batch[index] for index in group], scored)
         if len(rows):
             some = [part for part in parts if part.num_rows]
-            losses = losses_of(some, self._ranks.device, is_of_sequence=job.spec.is_of_sequence)
+            losses = losses_of(
+                some, self._ranks.device, is_of_sequence=execution.spec.is_of_sequence
+            )
         found, unlossed = run.module.score(
             tokens.to(torch.int64) if group else None,
             rows,
             targets,
             losses,
             others=_rows_and_targets([batch[index] for index in group], others),
-            needs_gradient=job.request.is_backward,
+            needs_gradient=execution.request.is_backward,
         )
         of_sequences = iter(losses.of_sequences if losses is not None else ())
         start = 0
@@ -303,10 +309,10 @@ class FullRuns:
             stop = start + int(of.sum())
             if found is None or start == stop:
                 nothing = np.zeros((0, 1), dtype=np.float32)
-                job.take(index, of, nothing, nothing, None)
+                execution.take(index, of, nothing, nothing, None)
                 continue
             logprobs, loss = found[0][start:stop], found[1].loss_NK[start:stop]
-            job.take(
+            execution.take(
                 index, of, logprobs.cpu().numpy(), loss.cpu().numpy(), next(of_sequences, None)
             )
             start = stop
@@ -314,7 +320,7 @@ class FullRuns:
         for index, of in zip(group, others, strict=True):
             stop = start + int(of.sum())
             if unlossed is not None and start < stop:
-                job.take_without_loss(index, of, unlossed[start:stop].cpu().numpy())
+                execution.take_without_loss(index, of, unlossed[start:stop].cpu().numpy())
             start = stop
 
     def _gradient_before(self, run: FullRun) -> list[Tensor] | None:

@@ -26,8 +26,8 @@ from tinsmith_engine.base.types import (
     FullConfig,
     LoraConfig,
     OptimStepResult,
-    Published,
     RunState,
+    WeightVersion,
 )
 from tinsmith_runtime.errors import TinsmithError
 
@@ -41,7 +41,7 @@ _CLASSES: Mapping[str, type[Any]] = {
         FullConfig,
         LoraConfig,
         OptimStepResult,
-        Published,
+        WeightVersion,
         RunState,
     )
 }

@@ -24,8 +24,8 @@ from tinsmith_engine.base.types import (
     BatchResult,
     FullConfig,
     OptimStepResult,
-    Published,
     RunState,
+    WeightVersion,
 )
 from tinsmith_engine.distributed.fsdp_files import export_model, load_run, save_run
 from tinsmith_engine.distributed.fsdp_runs import FullRuns
@@ -259,8 +259,8 @@ class ShardedEngine(Engine):
 
         self._everywhere("load_adapter_tensors", (run, dict(tensors)), here)
 
-    def publish(self, run: str) -> Published:
-        """Copy a run's weights to a version, on rank 0; see `Engine.publish`.
+    def export(self, run: str) -> WeightVersion:
+        """Copy a run's weights to a version, on rank 0; see `Engine.export`.
 
         Raises:
             InvalidFieldError: All weights are trained: no rank has them.
@@ -269,7 +269,7 @@ class ShardedEngine(Engine):
             raise InvalidFieldError(
                 "run", f"{run} is spread over ranks; publish a checkpoint of it instead"
             )
-        return super().publish(run)
+        return super().export(run)
 
     # Files of full-parameter runs, in a folder that all ranks see.
 

@@ -9,7 +9,7 @@ from tinsmith.planning.several_devices import Work, refusal
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder, sharded_decoder
 from tinsmith_engine.distributed.sharded_engine import ShardedEngine
-from tinsmith_engine.loading.base_model import LoadedModel, Placement, whole_decoder
+from tinsmith_engine.loading.base_model import LoadedModel, ModelSharding, whole_decoder
 from tinsmith_runtime.errors import ConfigError
 
 
@@ -45,14 +45,14 @@ def load_sharded_engine(
             )
         _check_same(ranks, loaded.info.fingerprint)
 
-    placement = Placement(
+    sharding = ModelSharding(
         build=sharded_decoder(ranks) if shard_base else whole_decoder,
         check_family=check_family,
         details={"ranks": ranks.world_size, "base": "sharded" if shard_base else "replicated"},
         check=check,
         engine_arguments=(ranks,),
     )
-    return ShardedEngine.load(model_dir, device=str(ranks.device), placement=placement, **settings)
+    return ShardedEngine.load(model_dir, device=str(ranks.device), sharding=sharding, **settings)
 
 
 def _check_same(ranks: Ranks, fingerprint: str) -> None:

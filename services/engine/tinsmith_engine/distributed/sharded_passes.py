@@ -1,6 +1,6 @@
 """Packed passes on several ranks: every rank plans all of them and computes its share.
 
-All ranks hold the same jobs and make the same plan (`microbatch_assignment.py`), so that nothing
+All ranks hold the same batches and make the same plan (`microbatch_assignment.py`), so that nothing
 but numbers is exchanged. A round is one pass on each rank, perhaps an empty one: if the base model
 is sharded, every rank takes part in every gathering of weights, whether it has work or not. After
 the rounds the ranks tell each other what they found, and then each of them ends the microbatches of
@@ -33,7 +33,7 @@ from tinsmith_engine.distributed.serialization import decode, encode
 from tinsmith_engine.distributed.sharded_base import GatherStream
 from tinsmith_engine.model.model_protocol import Model
 from tinsmith_engine.runs.run_store import Run
-from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_engine.training.batch_execution import BatchExecution
 from tinsmith_engine.training.pass_runner import PassRunner, Segment
 from tinsmith_runtime.errors import TinsmithError
 
@@ -82,18 +82,18 @@ class ShardedPassRunner(PassRunner):
         self._assignments.clear()
         return (yield from super().run(requests))
 
-    def _begin_backward(self, job: Job) -> None:
-        job.starts_fresh = False
-        job.begin()
+    def _begin_backward(self, execution: BatchExecution) -> None:
+        execution.starts_fresh = False
+        execution.begin()
         assignment = self._loads.assign(
-            [job.rows_of(microbatch) for microbatch in job.microbatches]
+            [execution.rows_of(microbatch) for microbatch in execution.microbatches]
         )
-        self._assignments[id(job)] = assignment
-        job.starts_fresh = self._ranks.rank != assignment.first_rank
-        self._clear_gradient(job)
+        self._assignments[id(execution)] = assignment
+        execution.starts_fresh = self._ranks.rank != assignment.first_rank
+        self._clear_gradient(execution)
 
-    def _next_microbatches(self, job: Job) -> list[list[int]]:
-        return job.microbatches[: self._ranks.world_size]
+    def _next_microbatches(self, execution: BatchExecution) -> list[list[int]]:
+        return execution.microbatches[: self._ranks.world_size]
 
     def _run_segments(
         self, segments: Sequence[Segment], rows_left: int, *, needs_gradient: bool
@@ -110,19 +110,22 @@ class ShardedPassRunner(PassRunner):
             failure = self._take_part(part, needs_gradient=needs_gradient) or failure
         self._tell(by_rank, failure)
         if needs_gradient:
-            self._add_gradients({id(job): job for job, _ in segments}.values())
-        for job, _ in segments:
-            job.end_microbatch()
+            self._add_gradients({id(execution): execution for execution, _ in segments}.values())
+        for execution, _ in segments:
+            execution.end_microbatch()
 
     def _places(self, segments: Sequence[Segment], *, needs_gradient: bool) -> list[int]:
         """Return the rank that computes each segment."""
         if not needs_gradient:
-            return [self._loads.place_one(job.rows_of(microbatch)) for job, microbatch in segments]
+            return [
+                self._loads.place_one(execution.rows_of(microbatch))
+                for execution, microbatch in segments
+            ]
         seen: Counter[int] = Counter()
         places = []
-        for job, _ in segments:
-            places.append(self._assignments[id(job)].rank_of(seen[id(job)]))
-            seen[id(job)] += 1
+        for execution, _ in segments:
+            places.append(self._assignments[id(execution)].rank_of(seen[id(execution)]))
+            seen[id(execution)] += 1
         return places
 
     def _take_part(
@@ -148,7 +151,9 @@ class ShardedPassRunner(PassRunner):
         """Exchange what was found; raise on all ranks if one of them failed."""
         mine: object
         if failure is None:
-            mine = [job.found(microbatch) for job, microbatch in by_rank[self._ranks.rank]]
+            mine = [
+                execution.found(microbatch) for execution, microbatch in by_rank[self._ranks.rank]
+            ]
         else:
             kind = "memory" if is_out_of_memory(failure) else "fault"
             mine = {kind: f"{type(failure).__name__}: {failure}"}
@@ -161,15 +166,15 @@ class ShardedPassRunner(PassRunner):
             raise RuntimeError(f"a pass failed on rank {rank}: {one['fault']}")
         for rank, members in enumerate(by_rank):
             if rank != self._ranks.rank:
-                for (job, microbatch), results in zip(members, found[rank], strict=True):
-                    job.take_found(microbatch, results)
+                for (execution, microbatch), results in zip(members, found[rank], strict=True):
+                    execution.take_found(microbatch, results)
 
-    def _add_gradients(self, jobs: Iterable[Job]) -> None:
+    def _add_gradients(self, executions: Iterable[BatchExecution]) -> None:
         """Give all ranks the gradients of operations whose last microbatches were computed."""
         ended = [
-            (job.run.slot.grad_P, self._assignments[id(job)])
-            for job in jobs
-            if job.run is not None and len(job.microbatches) <= self._ranks.world_size
+            (execution.run.slot.grad_P, self._assignments[id(execution)])
+            for execution in executions
+            if execution.run is not None and len(execution.microbatches) <= self._ranks.world_size
         ]
         share_rows(
             self._ranks,

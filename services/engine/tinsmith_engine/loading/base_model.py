@@ -128,8 +128,8 @@ def _accept_family(family: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a base model lies: all that differs between loading it here and on several ranks.
+class ModelSharding:
+    """How a base model is sharded: all that differs between loading it here and on several ranks.
 
     Attributes:
         build: Makes the packed decoder.
@@ -146,7 +146,7 @@ class Placement:
     engine_arguments: tuple[Any, ...] = ()
 
 
-IN_ONE_PROCESS = Placement()
+IN_ONE_PROCESS = ModelSharding()
 
 
 def load_model(
@@ -160,7 +160,7 @@ def load_model(
     checkpoint_activations_over_tokens: int,
     exact: bool | None,
     compiled: bool,
-    placement: Placement,
+    sharding: ModelSharding,
 ) -> LoadedModel:
     """Load a base model; see `Engine.load`."""
     if dtype not in DTYPES:
@@ -169,7 +169,7 @@ def load_model(
         torch.set_num_threads(num_threads)
     directory = resolve_model(model_dir)
     hf_config = load_hf_config(directory)
-    placement.check_family(hf_config.model_type)
+    sharding.check_family(hf_config.model_type)
     place = prepare_device(device)
     config = decoder_config(hf_config)
     model: Model[Any]
@@ -191,7 +191,7 @@ def load_model(
         if config.rope_axes is not None:
             images = read_image_rules(directory, hf_config)
             vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
-        decoder = placement.build(
+        decoder = sharding.build(
             DecoderFiles(
                 directory,
                 config,
@@ -222,7 +222,7 @@ def load_model(
         "attention_by_products": PRODUCTS_RULE,
         "segment_rows": SEGMENT_ROWS,
         **found,
-        **placement.details,
+        **sharding.details,
     }
     info = ModelInfo(
         vocab_size=vocab_size,
@@ -242,7 +242,7 @@ def load_model(
             extra={"model": str(model_dir), "layers": list(info.layers_without_adapters)},
         )
     loaded = LoadedModel(model, info, place, str(model_dir))
-    placement.check(loaded)
+    sharding.check(loaded)
     return loaded
 
 

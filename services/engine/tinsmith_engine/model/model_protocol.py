@@ -30,7 +30,7 @@ class RunTensors:
     theta_P: Tensor
     """Float32 [P], or [R, P] for an adapter group of adapters."""
     grad_P: Tensor | None
-    """As theta; None for weights that are only read, such as a published version."""
+    """As theta; None for weights that are only read, such as an exported version."""
     scale: float
     """`alpha / rank` of an adapter; unused by full-parameter runs."""
     is_full: bool

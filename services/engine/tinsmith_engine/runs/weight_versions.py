@@ -1,7 +1,7 @@
 """Immutable weight versions, for sampling while the run they came from trains on.
 
-Publishing copies the run's theta once; nothing ever writes to the copy, so a decode never reads a
-row that is being stepped. A version is held by its publisher until the same run publishes a newer
+An export copies the run's theta once; nothing ever writes to the copy, so a decode never reads a
+row that is being stepped. A version is held by its exporter until the same run exports a newer
 one, and by every request and session that reads it; with the last holder its memory is freed.
 
 Any thread may add and retire versions, so that new weights need not wait for a step of the engine.
@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_runtime.errors import VersionNotLoadedError
 
@@ -33,7 +33,7 @@ class StagedWeights:
 
 @dataclass(slots=True)
 class _Held:
-    published: Published
+    handle: WeightVersion
     tensors: RunTensors
     bound: Any
     num_holders: int = 1
@@ -44,76 +44,76 @@ class VersionStore:
     """All versions that have a holder."""
 
     _held: dict[int, _Held] = field(default_factory=dict)
-    _newest: dict[str, Published] = field(default_factory=dict)
-    _num_published: int = 0
+    _newest: dict[str, WeightVersion] = field(default_factory=dict)
+    _num_exported: int = 0
     # Reentrant: `add` retires.
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def add(self, run: str, version: int, tensors: RunTensors, bound: Any) -> Published:
-        """Store a version held by its publisher, and let go of the run's previous one.
+    def add(self, run: str, version: int, tensors: RunTensors, bound: Any) -> WeightVersion:
+        """Store a version held by its exporter, and let go of the run's previous one.
 
         `tensors` must be the store's own copy. The caller of this method is the holder: the hold
         ends with the run's next version or with `retire`.
         """
         with self._lock:
-            self._num_published += 1
-            published = Published(run, version, self._num_published)
-            self._held[published.serial] = _Held(published, tensors, bound)
+            self._num_exported += 1
+            handle = WeightVersion(run, version, self._num_exported)
+            self._held[handle.serial] = _Held(handle, tensors, bound)
             self.retire(run)
-            self._newest[run] = published
-            return published
+            self._newest[run] = handle
+            return handle
 
-    def newest(self, run: str) -> Published | None:
-        """Return the version that the run published last, if it has any."""
+    def newest(self, run: str) -> WeightVersion | None:
+        """Return the version that the run exported last, if it has any."""
         return self._newest.get(run)
 
     def retire(self, run: str) -> None:
-        """End the publisher's hold on the run's newest version, as when the run is dropped."""
+        """End the exporter's hold on the run's newest version, as when the run is dropped."""
         with self._lock:
             previous = self._newest.pop(run, None)
             if previous is not None:
                 self.release(previous)
 
-    def acquire(self, published: Published) -> None:
+    def acquire(self, handle: WeightVersion) -> None:
         """Hold a version until a matching `release`.
 
         Raises:
             VersionNotLoadedError: The version had no holder any more.
         """
         with self._lock:
-            self._get(published).num_holders += 1
+            self._get(handle).num_holders += 1
 
-    def release(self, published: Published) -> None:
+    def release(self, handle: WeightVersion) -> None:
         """End one hold; the last one frees the version."""
         with self._lock:
-            held = self._get(published)
+            held = self._get(handle)
             held.num_holders -= 1
             if held.num_holders == 0:
-                del self._held[published.serial]
+                del self._held[handle.serial]
 
-    def tensors(self, published: Published) -> RunTensors:
+    def tensors(self, handle: WeightVersion) -> RunTensors:
         """Return the row of a held version."""
-        return self._get(published).tensors
+        return self._get(handle).tensors
 
-    def bound(self, published: Published) -> Any:
+    def bound(self, handle: WeightVersion) -> Any:
         """Return a held version bound to the model."""
-        return self._get(published).bound
+        return self._get(handle).bound
 
-    def held(self) -> list[Published]:
+    def held(self) -> list[WeightVersion]:
         """Return all versions in memory, oldest first."""
         with self._lock:
-            return [held.published for held in self._held.values()]
+            return [held.handle for held in self._held.values()]
 
-    def num_holders(self, published: Published) -> int:
-        """Return how many holds there are on a version, its publisher's included."""
-        return self._get(published).num_holders
+    def num_holders(self, handle: WeightVersion) -> int:
+        """Return how many holds there are on a version, its exporter's included."""
+        return self._get(handle).num_holders
 
-    def _get(self, published: Published) -> _Held:
-        held = self._held.get(published.serial)
+    def _get(self, handle: WeightVersion) -> _Held:
+        held = self._held.get(handle.serial)
         if held is None:
             raise VersionNotLoadedError(
-                f"version {published.version} of {published.run} is not loaded; publish it again",
-                run=published.run,
-                version=published.version,
+                f"version {handle.version} of {handle.run} is not loaded; export it again",
+                run=handle.run,
+                version=handle.version,
             )
         return held

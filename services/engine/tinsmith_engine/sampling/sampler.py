@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.model.decoder import Decoder
 from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, blocks_for
@@ -50,13 +50,13 @@ from tinsmith_engine.sampling.request.sample_request import (
     validate_sample_request,
 )
 from tinsmith_engine.sampling.request.stop_search import StopSearch
-from tinsmith_engine.sampling.schedule.admission import Admission, Candidate
+from tinsmith_engine.sampling.schedule.admission import Candidate, SequenceAdmission
 from tinsmith_engine.sampling.schedule.sequence_cache import ReadPrompt, SequenceCache
 from tinsmith_engine.sampling.schedule.sequences import (
     ActiveSequence,
     HeldLogits,
-    Order,
     Reading,
+    RequestState,
     WaitingGroup,
 )
 from tinsmith_engine.sampling.schedule.step_plan import ProjectWork, StepPlanner
@@ -76,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class Sampler:
-    """Samples from an engine's base model and published versions.
+    """Samples from an engine's base model and exported versions.
 
     Args:
         engine: Holds the model and the versions. Called by the same single thread.
@@ -111,10 +111,10 @@ class Sampler:
         self._clock = clock or (time.thread_time if is_cpu else time.perf_counter)
         self._decoding = _decoding(engine, max_sequences, cache_bytes)
         self._cache = SequenceCache(self._decoding)
-        self._admission = Admission(self._cache, max_sequences)
+        self._admission = SequenceAdmission(self._cache, max_sequences)
         self._planner = StepPlanner(max_prefill_tokens)
-        self._orders: dict[int, Order] = {}
-        self._following: dict[int, Order] = {}
+        self._states: dict[int, RequestState] = {}
+        self._following: dict[int, RequestState] = {}
         self._num_requests = 0
         self._num_begun = 0
 
@@ -175,12 +175,14 @@ class Sampler:
         if request.weights is not None:
             self._versions.acquire(request.weights)
         self._num_requests += 1
-        order = Order(self._num_requests, request, request.weights, listener, request.num_samples)
-        self._orders[order.id] = order
+        state = RequestState(
+            self._num_requests, request, request.weights, listener, request.num_samples
+        )
+        self._states[state.id] = state
         if request.follows_run and request.weights is not None:
-            self._following[order.id] = order
-        self._admission.waiting.add(WaitingGroup(order, range(request.num_samples)))
-        return order.id
+            self._following[state.id] = state
+        self._admission.waiting.add(WaitingGroup(state, range(request.num_samples)))
+        return state.id
 
     def _check_fits(self, request: SampleRequest) -> None:
         num_tokens = len(request.prompt_tokens)
@@ -196,13 +198,13 @@ class Sampler:
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and what it sampled; an unknown or finished id is no error."""
-        order = self._orders.get(request_id)
-        if order is None:
+        state = self._states.get(request_id)
+        if state is None:
             return
-        self._admission.cancel(order)
-        self._forget(order)
+        self._admission.cancel(state)
+        self._forget(state)
 
-    def update(self, request_id: int, weights: Published) -> bool:
+    def update(self, request_id: int, weights: WeightVersion) -> bool:
         """Sample the tokens to come of a request from other weights of its run.
 
         Prompts of samples that did not begin yet are read with the new weights; of a prompt that
@@ -215,24 +217,24 @@ class Sampler:
         Raises:
             VersionNotLoadedError: The version has no holder any more; the request keeps its own.
         """
-        order = self._following.get(request_id)
-        if order is None or order.weights is None or order.weights == weights:
+        state = self._following.get(request_id)
+        if state is None or state.weights is None or state.weights == weights:
             return False
         self._versions.acquire(weights)
-        previous = order.weights
-        order.update(weights)
+        previous = state.weights
+        state.update(weights)
         self._versions.release(previous)
         return True
 
-    def outdated(self) -> set[Published]:
+    def outdated(self) -> set[WeightVersion]:
         """Return the versions of requests that follow a run which has newer weights by now."""
-        followed = {order.weights for order in self._following.values()}
+        followed = {state.weights for state in self._following.values()}
         return {one for one in followed if one is not None and self._is_outdated(one)}
 
     def progress(self, request_id: int) -> list[SampledSequence]:
         """Return the sequences of a request that are still growing, as far as they are."""
         growing = self._admission.growing()
-        return [one.sampled(None) for one in growing if one.order.id == request_id]
+        return [one.sampled(None) for one in growing if one.state.id == request_id]
 
     def forget_prompts(self) -> None:
         """Read every prompt anew, as after a failure that may have left damage."""
@@ -244,7 +246,7 @@ class Sampler:
         drawn = self._draw_held(0.0)
         self._mask_wait_s = MASK_WAIT_S
         started = self._clock()
-        num_rows = Counter(one.order.project for one in self._admission.active if one.held is None)
+        num_rows = Counter(one.state.project for one in self._admission.active if one.held is None)
         longest_piece = self._planner.budget.of_piece(num_rows.total())
         parts = self._parts(longest_piece)
         plan = self._planner.plan(
@@ -288,7 +290,7 @@ class Sampler:
         for reading in self._admission.reading:
             size = self._cache.size_of_piece(reading, most)
             places = last if reading.was_served else found
-            places.setdefault(reading.order.project, []).append(_Part(size, reading))
+            places.setdefault(reading.state.project, []).append(_Part(size, reading))
         for project, candidates in self._admission.candidates().items():
             for one in candidates:
                 found.setdefault(project, []).append(_Part(min(one.num_tokens, most), one))
@@ -307,15 +309,15 @@ class Sampler:
             for part in parts.get(project, ())[:count]:
                 if isinstance(part.what, Reading):
                     pieces.append((part.what, part.num_tokens))
-                elif self._admission.is_being_read(part.what.group.order):
+                elif self._admission.is_being_read(part.what.group.state):
                     behind.append(part.what)
                 elif not self._admission.can_begin(part.what):
                     self._planner.give_back(project, part.num_tokens)
-                elif self._cache.is_known(part.what.group.order):
+                elif self._cache.is_known(part.what.group.state):
                     finished += self._begin_known(part.what)
                 else:
                     reading = self._admission.begin_reading(part.what)
-                    timeline = reading.order.request.timeline
+                    timeline = reading.state.request.timeline
                     if timeline is not None:
                         timeline.note_begin()
                     pieces.append((reading, self._cache.size_of_piece(reading, most)))
@@ -323,10 +325,10 @@ class Sampler:
         finished += self._read_pieces(pieces)
         for candidate in behind:
             # Another request had the same prompt.
-            if self._cache.is_known(candidate.group.order) and self._admission.can_begin(candidate):
+            if self._cache.is_known(candidate.group.state) and self._admission.can_begin(candidate):
                 finished += self._begin_known(candidate)
             else:
-                self._planner.give_back(candidate.group.order.project, candidate.num_tokens)
+                self._planner.give_back(candidate.group.state.project, candidate.num_tokens)
         return finished, read
 
     def _read_pieces(self, pieces: Sequence[tuple[Reading, int]]) -> list[SampledSequence]:
@@ -347,7 +349,7 @@ class Sampler:
         return finished
 
     def _begin_known(self, candidate: Candidate) -> list[SampledSequence]:
-        prompt = self._cache.known(candidate.group.order)
+        prompt = self._cache.known(candidate.group.state)
         group = self._admission.begin(candidate)
         return self._begin(group, prompt, is_urgent=candidate.is_urgent)
 
@@ -361,13 +363,13 @@ class Sampler:
     def _begin(
         self, group: WaitingGroup, prompt: ReadPrompt, *, is_urgent: bool
     ) -> list[SampledSequence]:
-        order = group.order
-        if order.request.timeline is not None:
-            order.request.timeline.note_read()
+        state = group.state
+        if state.request.timeline is not None:
+            state.request.timeline.note_read()
         begun = (
             [group.resumed]
             if group.resumed
-            else [self._sequence(order, sample, prompt.rope_shift) for sample in group.samples]
+            else [self._sequence(state, sample, prompt.rope_shift) for sample in group.samples]
         )
         self._cache.adopt(begun, prompt)
         for sequence in begun:
@@ -377,22 +379,22 @@ class Sampler:
         if group.resumed and group.resumed.completion:
             return []
         last = prompt.last_logits
-        if self._limit(order.request) == 0:
+        if self._limit(state.request) == 0:
             finished = [self._finish(sequence, "length") for sequence in begun]
             if not last.isfinite().all():
                 self._cache.distrust(prompt.blocks)
             return finished
         return self._take_tokens(begun, last.expand(len(begun), -1))
 
-    def _sequence(self, order: Order, sample: int, rope_shift: int) -> ActiveSequence:
+    def _sequence(self, state: RequestState, sample: int, rope_shift: int) -> ActiveSequence:
         self._num_begun += 1
-        tokens = list(order.request.prompt_tokens)
-        search = _stop_search(order.request)
-        shaping = order.request.shaping
+        tokens = list(state.request.prompt_tokens)
+        search = _stop_search(state.request)
+        shaping = state.request.shaping
         row = None if shaping.is_neutral else RowShaping(shaping, tokens)
-        constraint = order.request.constraint
-        form = None if constraint is None else constraint.begin(order.project)
-        return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search, row, form)
+        constraint = state.request.constraint
+        form = None if constraint is None else constraint.begin(state.project)
+        return ActiveSequence(state, sample, self._num_begun, tokens, rope_shift, search, row, form)
 
     def _chosen(self, num_rows: Mapping[str, int] | None) -> list[ActiveSequence]:
         """Return the sequences that get a token, those that began first of each project."""
@@ -402,8 +404,8 @@ class Sampler:
         left = Counter(num_rows)
         chosen = []
         for sequence in active:
-            if left[sequence.order.project] > 0:
-                left[sequence.order.project] -= 1
+            if left[sequence.state.project] > 0:
+                left[sequence.state.project] -= 1
                 chosen.append(sequence)
         return chosen
 
@@ -417,7 +419,7 @@ class Sampler:
             [
                 DecodeSequence(
                     sequence.blocks,
-                    sequence.order.weights,
+                    sequence.state.weights,
                     sequence.tokens,
                     sequence.num_cached,
                     sequence.rope_shift,
@@ -441,7 +443,7 @@ class Sampler:
         may_draw = are_masked([one.constraint for one in sequences], self._mask_wait_s)
         # Of a step: groups that begin in it are taken one after the other.
         self._mask_wait_s = max(self._mask_wait_s - (time.monotonic() - began_s), 0.0)
-        versions = [one.order.version for one in sequences]
+        versions = [one.state.version for one in sequences]
         if all(may_draw):
             return self._draw(sequences, logits_RV, versions)
         for row, sequence in enumerate(sequences):
@@ -486,7 +488,7 @@ class Sampler:
     def _take(self, sequence: ActiveSequence, sampled: SampledToken) -> str | None:
         if not np.isfinite(sampled.logprob):
             return "error"
-        order, request = sequence.order, sequence.order.request
+        state, request = sequence.state, sequence.state.request
         sequence.tokens.append(sampled.token)
         if sequence.shaping is not None:
             sequence.shaping.note(sampled.token)
@@ -495,8 +497,8 @@ class Sampler:
         sequence.logprobs.append(sampled.logprob)
         sequence.versions.append(sampled.version)
         sequence.topk.append(sampled.topk)
-        if order.listener is not None:
-            order.listener.token(sequence.sample_index, sampled)
+        if state.listener is not None:
+            state.listener.token(sequence.sample_index, sampled)
         search = sequence.stop_search
         if search is not None and len(sequence.logprobs) <= request.min_tokens:
             search.pass_over(sampled.token)
@@ -509,24 +511,24 @@ class Sampler:
         return "length" if len(sequence.logprobs) >= self._limit(request) else None
 
     def _finish(self, sequence: ActiveSequence, reason: str) -> SampledSequence:
-        order = sequence.order
+        state = sequence.state
         if reason == "error":
             self._cache.distrust(sequence.blocks)
         else:
             self._cache.keep(sequence)
         self._admission.leave(sequence)
-        if order.listener is not None:
-            order.listener.end(sequence.sample_index, reason)
-        order.num_unfinished -= 1
-        if order.num_unfinished == 0:
-            self._forget(order)
+        if state.listener is not None:
+            state.listener.end(sequence.sample_index, reason)
+        state.num_unfinished -= 1
+        if state.num_unfinished == 0:
+            self._forget(state)
         return sequence.sampled(reason)
 
-    def _forget(self, order: Order) -> None:
-        del self._orders[order.id]
-        self._following.pop(order.id, None)
-        if order.weights is not None:
-            self._versions.release(order.weights)
+    def _forget(self, state: RequestState) -> None:
+        del self._states[state.id]
+        self._following.pop(state.id, None)
+        if state.weights is not None:
+            self._versions.release(state.weights)
 
 
 def _decoding(engine: Engine, max_sequences: int, cache_bytes: int) -> Decoding:

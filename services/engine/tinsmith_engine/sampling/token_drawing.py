@@ -41,7 +41,7 @@ def draw_tokens(
             token,
             logprob,
             versions[row],
-            _likeliest(log_softmax_RV[row], sequences[row].order.request.topk_sample_logprobs),
+            _likeliest(log_softmax_RV[row], sequences[row].state.request.topk_sample_logprobs),
         )
         for row, (token, logprob) in enumerate(
             zip(chosen_R.tolist(), logprobs_R.tolist(), strict=True)
@@ -52,9 +52,9 @@ def draw_tokens(
 def _without_stops(logits_RV: Tensor, sequences: Sequence[ActiveSequence]) -> Tensor:
     """Return logits without the stop tokens of samples that may not end yet."""
     held = [
-        (row, list(one.order.request.stop_tokens))
+        (row, list(one.state.request.stop_tokens))
         for row, one in enumerate(sequences)
-        if len(one.logprobs) < one.order.request.min_tokens and one.order.request.stop_tokens
+        if len(one.logprobs) < one.state.request.min_tokens and one.state.request.stop_tokens
     ]
     if not held:
         return logits_RV

@@ -31,10 +31,15 @@ from tinsmith_engine.base.types import (
     FullConfig,
     ModelInfo,
     OptimStepResult,
-    Published,
     RunState,
+    WeightVersion,
 )
-from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, LoadedModel, Placement, load_model
+from tinsmith_engine.loading.base_model import (
+    IN_ONE_PROCESS,
+    LoadedModel,
+    ModelSharding,
+    load_model,
+)
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.runs.peft_export import (
     export_config,
@@ -96,7 +101,7 @@ class Engine:
             max_pass_tokens=max_pass_tokens,
         )
         self._runs = RunStore(loaded.model, loaded.device, max_resident_runs)
-        self._published_revisions: dict[str, tuple[Published, int]] = {}
+        self._exported_revisions: dict[str, tuple[WeightVersion, int]] = {}
 
     @classmethod
     def load(
@@ -113,7 +118,7 @@ class Engine:
         checkpoint_activations_over_tokens: int = 16_384,
         exact: bool | None = None,
         compiled: bool | None = None,
-        placement: Placement = IN_ONE_PROCESS,
+        sharding: ModelSharding = IN_ONE_PROCESS,
     ) -> Self:
         """Load a base model.
 
@@ -137,7 +142,7 @@ class Engine:
                 the log and in `info.exactness` that it does not.
             compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
                 on a GPU alone. Part of the numerics fingerprint.
-            placement: Where the base model lies.
+            sharding: How the base model is sharded.
 
         Raises:
             ExactnessUnavailableError: `exact` is True, and this machine cannot keep that promise
@@ -158,12 +163,12 @@ class Engine:
             micro_batch_tokens=micro_batch_tokens,
             checkpoint_activations_over_tokens=checkpoint_activations_over_tokens,
             compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
-            placement=placement,
+            sharding=sharding,
         )
         make: Callable[..., Self] = functools.partial(
             cls, micro_batch_tokens=micro_batch_tokens, max_pass_tokens=max_pass_tokens
         )
-        ranks = placement.engine_arguments
+        ranks = sharding.engine_arguments
         loaded = load(exact=exact)
         try:
             if loaded.info.exactness == "exact":
@@ -207,7 +212,7 @@ class Engine:
         """
         self._runs.drop(run)
         self.versions.retire(run)
-        self._published_revisions.pop(run, None)
+        self._exported_revisions.pop(run, None)
 
     def has_run(self, run: str) -> bool:
         """Return whether the engine holds a run."""
@@ -452,31 +457,31 @@ class Engine:
 
     # Versions, for sampling.
 
-    def publish(self, run: str) -> Published:
+    def export(self, run: str) -> WeightVersion:
         """Copy a run's weights to an immutable version and return its handle.
 
-        Publishing unchanged weights again returns the handle there is. The engine holds the newest
+        Exporting unchanged weights again returns the handle there is. The engine holds the newest
         version of a run; users of an older one hold it with `versions.acquire`.
         """
         state = self._runs.get(run)
-        published, revision = self._published_revisions.get(run, (None, -1))
-        if published is not None and revision == state.revision:
-            return published
+        handle, revision = self._exported_revisions.get(run, (None, -1))
+        if handle is not None and revision == state.revision:
+            return handle
         tensors = state.tensors()
-        published = self._add_version(run, state.version, tensors, tensors.theta_P.clone())
-        self._published_revisions[run] = (published, state.revision)
-        return published
+        handle = self._add_version(run, state.version, tensors, tensors.theta_P.clone())
+        self._exported_revisions[run] = (handle, state.revision)
+        return handle
 
-    def is_outdated(self, published: Published) -> bool:
+    def is_outdated(self, handle: WeightVersion) -> bool:
         """Return whether the run of a version is here and has other weights by now."""
-        if not self.has_run(published.run):
+        if not self.has_run(handle.run):
             return False
-        newest, revision = self._published_revisions.get(published.run, (None, -1))
-        return newest != published or revision != self._runs.get(published.run).revision
+        newest, revision = self._exported_revisions.get(handle.run, (None, -1))
+        return newest != handle or revision != self._runs.get(handle.run).revision
 
     def load_weights(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int = 0
-    ) -> Published:
+    ) -> WeightVersion:
         """Make a version from tensors of a checkpoint, named as `adapter_tensors` names them.
 
         Raises:
@@ -509,11 +514,11 @@ class Engine:
         row = RunTensors(layout, theta_P, None, adapter_scale(config), is_full)
         return StagedWeights(row, self.model.bind(row))
 
-    def add_staged(self, name: str, staged: StagedWeights, version: int) -> Published:
+    def add_staged(self, name: str, staged: StagedWeights, version: int) -> WeightVersion:
         """Make a version from a staged row, at once; may run on any thread."""
         return self.versions.add(name, version, staged.tensors, staged.bound)
 
-    def weights_of(self, published: Published) -> dict[str, Tensor]:
+    def weights_of(self, handle: WeightVersion) -> dict[str, Tensor]:
         """Return the tensors of a full-parameter version by their public names.
 
         They are views of the version, which nothing changes: any thread may read them.
@@ -521,7 +526,7 @@ class Engine:
         Raises:
             VersionNotLoadedError: The version had no holder any more.
         """
-        row = self.versions.tensors(published)
+        row = self.versions.tensors(handle)
         return row.layout.views(row.theta_P)
 
     def unload_weights(self, name: str) -> None:
@@ -530,9 +535,11 @@ class Engine:
         May run on any thread, as long as the name is not that of a run.
         """
         self.versions.retire(name)
-        self._published_revisions.pop(name, None)
+        self._exported_revisions.pop(name, None)
 
-    def _add_version(self, name: str, version: int, like: RunTensors, theta_P: Tensor) -> Published:
+    def _add_version(
+        self, name: str, version: int, like: RunTensors, theta_P: Tensor
+    ) -> WeightVersion:
         tensors = RunTensors(like.layout, theta_P, None, like.scale, like.is_full)
         return self.versions.add(name, version, tensors, self.model.bind(tensors))
 

@@ -7,7 +7,7 @@ import math
 from tinsmith_engine.arena.adam import SlotBound, SlotStep, adamw_
 from tinsmith_engine.base.types import AdamParams
 from tinsmith_engine.runs.run_store import Run
-from tinsmith_engine.training.batch_jobs import is_all_finite
+from tinsmith_engine.training.batch_execution import is_all_finite
 
 # Far from the largest float32, 3.4e38.
 _SAFE = 1e36

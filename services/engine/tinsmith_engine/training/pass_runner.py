@@ -36,7 +36,7 @@ from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
 from tinsmith_engine.runs.run_store import Run, adapter_scale
 from tinsmith_engine.training.adapter_groups import AdapterUse, fill_passes, group_adapters
-from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_engine.training.batch_execution import BatchExecution
 from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError, internal_error
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ _CPU_PASS_TOKENS = 512
 _SPEED_WEIGHT = 0.2
 """Of the newest pass in the moving average of the speed."""
 
-Segment = tuple[Job, list[int]]
-"""A job and the datums of its microbatch."""
+Segment = tuple[BatchExecution, list[int]]
+"""A batch in execution and the datums of its microbatch."""
 
 
 class PassRunner:
@@ -93,55 +93,57 @@ class PassRunner:
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
     ) -> Parts[list[BatchResult | TinsmithError]]:
         """Compute valid requests, those of one run in order; see `Engine.compute_by_pass`."""
-        jobs = [
-            Job(request, run, request.micro_batch_tokens or self._micro_batch_tokens)
+        executions = [
+            BatchExecution(request, run, request.micro_batch_tokens or self._micro_batch_tokens)
             for request, run in requests
         ]
         try:
-            yield from self._run_together(jobs)
+            yield from self._run_together(executions)
         except Exception as error:
             logger.warning(
                 "a pass failed; its operations are computed one by one",
-                extra={"operations": len(jobs), "problem": str(error)},
+                extra={"operations": len(executions), "problem": str(error)},
             )
         # Outside of the handler, whose exception holds on to the memory of the failed pass.
-        unfinished = [job for job in jobs if job.outcome is None]
-        for job in unfinished:
-            job.undo()
-        for job in unfinished:
-            yield from self._run_alone(job)
-        return [self._outcome(job) for job in jobs]
+        unfinished = [execution for execution in executions if execution.outcome is None]
+        for execution in unfinished:
+            execution.undo()
+        for execution in unfinished:
+            yield from self._run_alone(execution)
+        return [self._outcome(execution) for execution in executions]
 
-    def _outcome(self, job: Job) -> BatchResult | TinsmithError:
-        if job.outcome is None:
-            raise AssertionError("a job that was run has ended")
-        has_own_split = job.micro_batch_tokens != self._micro_batch_tokens
-        if isinstance(job.outcome, BatchResult) and has_own_split:
-            job.outcome.micro_batch_tokens = job.micro_batch_tokens
-        return job.outcome
+    def _outcome(self, execution: BatchExecution) -> BatchResult | TinsmithError:
+        if execution.outcome is None:
+            raise AssertionError("a batch that was run has ended")
+        has_own_split = execution.micro_batch_tokens != self._micro_batch_tokens
+        if isinstance(execution.outcome, BatchResult) and has_own_split:
+            execution.outcome.micro_batch_tokens = execution.micro_batch_tokens
+        return execution.outcome
 
-    def _run_together(self, jobs: Sequence[Job]) -> Parts[None]:
-        waiting = [job for job in jobs if job.request.is_backward]
-        forward = [job for job in jobs if not job.request.is_backward]
+    def _run_together(self, executions: Sequence[BatchExecution]) -> Parts[None]:
+        waiting = [execution for execution in executions if execution.request.is_backward]
+        forward = [execution for execution in executions if not execution.request.is_backward]
         yield from self._run_forward(forward)
         while waiting:
             wave = _first_of_each_run(waiting)
-            for job in wave:
-                if not job.is_begun:
-                    self._begin_backward(job)
+            for execution in wave:
+                if not execution.is_begun:
+                    self._begin_backward(execution)
             segments = [
-                (job, microbatch) for job in wave for microbatch in self._next_microbatches(job)
+                (execution, microbatch)
+                for execution in wave
+                for microbatch in self._next_microbatches(execution)
             ]
-            rows_left = sum(job.rows_left for job in waiting)
+            rows_left = sum(execution.rows_left for execution in waiting)
             yield from self._run_segments(segments, rows_left, needs_gradient=True)
-            waiting = [job for job in waiting if job.outcome is None]
+            waiting = [execution for execution in waiting if execution.outcome is None]
 
-    def _run_forward(self, jobs: Sequence[Job]) -> Parts[None]:
+    def _run_forward(self, executions: Sequence[BatchExecution]) -> Parts[None]:
         segments = []
-        for job in jobs:
-            job.begin()
-            segments += [(job, microbatch) for microbatch in job.microbatches]
-        rows_left = sum(job.rows_left for job in jobs)
+        for execution in executions:
+            execution.begin()
+            segments += [(execution, microbatch) for microbatch in execution.microbatches]
+        rows_left = sum(execution.rows_left for execution in executions)
         yield from self._run_segments(segments, rows_left, needs_gradient=False)
 
     def _run_segments(
@@ -161,22 +163,22 @@ class PassRunner:
             part = self._passes(waiting, max_tokens)[0]
             taken = {id(segment) for segment in part}
             waiting = [segment for segment in waiting if id(segment) not in taken]
-            num_rows = sum(job.rows_of(microbatch) for job, microbatch in part)
+            num_rows = sum(execution.rows_of(microbatch) for execution, microbatch in part)
             rows_left -= num_rows
             begin_s = time.perf_counter()
             self._run_pass(part, needs_gradient=needs_gradient)
             duration_s = time.perf_counter() - begin_s
             self._note_speed(num_rows / max(duration_s, 1e-6), needs_gradient=needs_gradient)
-            for job, _ in part:
-                job.end_microbatch()
+            for execution, _ in part:
+                execution.end_microbatch()
 
-    def _run_alone(self, job: Job) -> Parts[None]:
-        while job.outcome is None:
+    def _run_alone(self, execution: BatchExecution) -> Parts[None]:
+        while execution.outcome is None:
             try:
-                yield from self._run_together([job])
+                yield from self._run_together([execution])
             except Exception as error:
-                job.undo()
-                self._split_or_fail(job, error)
+                execution.undo()
+                self._split_or_fail(execution, error)
 
     def _pass_tokens(self, is_shared: bool, *, needs_gradient: bool) -> int:
         """Return how many rows a pass holds; that changes no bit."""
@@ -194,19 +196,19 @@ class PassRunner:
         speed = self._speeds[needs_gradient]
         return num_rows / speed if speed else 0.0
 
-    def _split_or_fail(self, job: Job, error: Exception) -> None:
+    def _split_or_fail(self, execution: BatchExecution, error: Exception) -> None:
         if isinstance(error, TinsmithError):
-            job.fail(error)
+            execution.fail(error)
             return
         if not is_out_of_memory(error):
             logger.error("operation failed by a bug", exc_info=error)
             bug: InternalError = internal_error()
-            job.fail(bug)
+            execution.fail(bug)
             return
-        lengths = [datum.tokens_T.size for datum in job.request.batch]
-        tokens = min(job.micro_batch_tokens, sum(lengths))
+        lengths = [datum.tokens_T.size for datum in execution.request.batch]
+        tokens = min(execution.micro_batch_tokens, sum(lengths))
         if (tokens <= max(lengths) and len(lengths) == 1) or tokens <= min(lengths):
-            job.fail(
+            execution.fail(
                 OutOfMemoryError(
                     f"a sequence of {max(lengths)} tokens does not fit into the memory of the "
                     "device; send shorter sequences",
@@ -214,26 +216,26 @@ class PassRunner:
                 )
             )
             return
-        job.micro_batch_tokens = max(tokens // 2, 1)
+        execution.micro_batch_tokens = max(tokens // 2, 1)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         logger.warning(
             "batch split further, memory did not suffice",
-            extra={"micro_batch_tokens": job.micro_batch_tokens},
+            extra={"micro_batch_tokens": execution.micro_batch_tokens},
         )
 
-    def _next_microbatches(self, job: Job) -> list[list[int]]:
+    def _next_microbatches(self, execution: BatchExecution) -> list[list[int]]:
         """Return the microbatches that are computed beside each other: here the next one."""
-        return job.microbatches[:1]
+        return execution.microbatches[:1]
 
-    def _begin_backward(self, job: Job) -> None:
-        job.begin()
-        self._clear_gradient(job)
+    def _begin_backward(self, execution: BatchExecution) -> None:
+        execution.begin()
+        self._clear_gradient(execution)
 
-    def _clear_gradient(self, job: Job) -> None:
+    def _clear_gradient(self, execution: BatchExecution) -> None:
         """Empty the gradient slot if a first microbatch adds to it and does not overwrite it."""
-        run = job.run
-        if run is not None and not job.accumulates and not self._overwrites(run):
+        run = execution.run
+        if run is not None and not execution.accumulates and not self._overwrites(run):
             run.slot.grad_P.zero_()
 
     def _overwrites(self, run: Run) -> bool:
@@ -244,9 +246,11 @@ class PassRunner:
             and not run.config.train_unembedding
         )
 
-    def _adds_to_gradient(self, job: Job, run: Run) -> bool:
+    def _adds_to_gradient(self, execution: BatchExecution, run: Run) -> bool:
         """Whether the gradient of the next microbatch is added to the row rather than put there."""
-        return job.accumulates or not (job.request.is_backward and self._overwrites(run))
+        return execution.accumulates or not (
+            execution.request.is_backward and self._overwrites(run)
+        )
 
     def _passes(self, segments: Sequence[Segment], max_tokens: int) -> list[list[Segment]]:
         """Part segments into passes: some by themselves, others by their rows."""
@@ -257,14 +261,14 @@ class PassRunner:
 
     def _run_pass(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
         groups = group_adapters(
-            [self._adapter_use(job, microbatch) for job, microbatch in segments],
+            [self._adapter_use(execution, microbatch) for execution, microbatch in segments],
             groups_adapters=self._model.groups_adapters,
         )
         segments = [segments[index] for group in groups for index in group]
         rows = pack(
             [
-                [job.request.batch[index].tokens_T for index in microbatch]
-                for job, microbatch in segments
+                [execution.request.batch[index].tokens_T for index in microbatch]
+                for execution, microbatch in segments
             ],
             quantum=self._model.row_quantum,
             device=self._device,
@@ -272,13 +276,13 @@ class PassRunner:
         )
         images = [
             (first + image.position, image)
-            for (job, microbatch), sequences in zip(segments, rows.sequences, strict=True)
+            for (execution, microbatch), sequences in zip(segments, rows.sequences, strict=True)
             for index, (first, _) in zip(microbatch, sequences, strict=True)
-            for image in job.request.batch[index].images
+            for image in execution.request.batch[index].images
         ]
         adapted, first = [], 0
         for group in groups:
-            members = [job for job, _ in segments[first : first + len(group)]]
+            members = [execution for execution, _ in segments[first : first + len(group)]]
             used = self._bound_rows(members, rows, first)
             adapted += [used] if used is not None else []
             first += len(group)
@@ -289,28 +293,34 @@ class PassRunner:
         scores = self._model.score(one_pass, needs_gradient=needs_gradient)
         heads.hand_out([(found.logprobs, found.loss) for found in scores])
         start = 0
-        for (job, _), sequences in zip(segments, rows.sequences, strict=True):
+        for (execution, _), sequences in zip(segments, rows.sequences, strict=True):
             stop = start + sum(length for _, length in sequences)
-            job.note_experts(one_pass.routes, slice(start, stop))
+            execution.note_experts(one_pass.routes, slice(start, stop))
             start = stop
 
-    def _adapter_use(self, job: Job, microbatch: Sequence[int]) -> AdapterUse | None:
-        run = job.run
+    def _adapter_use(
+        self, execution: BatchExecution, microbatch: Sequence[int]
+    ) -> AdapterUse | None:
+        run = execution.run
         if run is None or run.is_full:
             return None
         return AdapterUse(
             run.arena,
             run.slot.index,
             adapter_scale(run.config),
-            self._adds_to_gradient(job, run),
-            job.rows_of(microbatch),
+            self._adds_to_gradient(execution, run),
+            execution.rows_of(microbatch),
         )
 
     def _bound_rows(
-        self, members: Sequence[Job], rows: PackedRows, first: int
+        self, members: Sequence[BatchExecution], rows: PackedRows, first: int
     ) -> BoundRows[Any] | None:
         """Return the rows of an adapter group, whose segments begin with the given one."""
-        runs = [job.run for job in members if job.run is not None and not job.run.is_full]
+        runs = [
+            execution.run
+            for execution in members
+            if execution.run is not None and not execution.run.is_full
+        ]
         if not runs:
             return None
         place = slice(rows.segments[first].start, rows.segments[first + len(runs) - 1].stop)
@@ -342,9 +352,9 @@ class PassRunner:
         return run.bound
 
 
-def _is_alone(job: Job) -> bool:
-    """Whether the passes of a job hold nothing else."""
-    return job.run is not None and job.run.is_full
+def _is_alone(execution: BatchExecution) -> bool:
+    """Whether the passes of a batch hold nothing else."""
+    return execution.run is not None and execution.run.is_full
 
 
 class _Heads:
@@ -363,24 +373,24 @@ class _Heads:
         self.groups: list[HeadGroup] = []
         self._others: dict[tuple[object, ...], list[_Part]] = {}
         loras = _head_adapters(model, rows, adapted)
-        for segment, (job, microbatch) in enumerate(segments):
+        for segment, (execution, microbatch) in enumerate(segments):
             for index, (start, _) in zip(microbatch, rows.sequences[segment], strict=True):
-                is_scored = job.scored(index)
-                targets = job.request.batch[index].targets_T
+                is_scored = execution.scored(index)
+                targets = execution.request.batch[index].targets_T
                 num_targets = 1 if targets.ndim == 1 else targets.shape[1]
                 adapter = segment if segment in loras else None
                 if not is_scored.all():
                     # Apart, so that the rows with a loss have the same chunks, and bits, without.
-                    others = _Part(job, index, start, ~is_scored)
+                    others = _Part(execution, index, start, ~is_scored)
                     self._others.setdefault((num_targets, adapter), []).append(others)
                 if not is_scored.any():
                     nothing = np.zeros((0, 1), dtype=np.float32)
-                    job.take(index, is_scored, nothing, nothing, None)
+                    execution.take(index, is_scored, nothing, nothing, None)
                     continue
-                key: tuple[object, ...] = (num_targets, job.spec.is_of_sequence, adapter)
-                self._parts.setdefault(key, []).append(_Part(job, index, start, is_scored))
+                key: tuple[object, ...] = (num_targets, execution.spec.is_of_sequence, adapter)
+                self._parts.setdefault(key, []).append(_Part(execution, index, start, is_scored))
         for key, parts in self._parts.items():
-            losses = [part.job.loss_rows(part.index, part.is_scored) for part in parts]
+            losses = [part.execution.loss_rows(part.index, part.is_scored) for part in parts]
             found = losses_of(losses, device, is_of_sequence=bool(key[1]))
             self._losses.append(found)
             self.groups.append(_group(parts, found, loras.get(key[2]), device))
@@ -388,7 +398,7 @@ class _Heads:
             self.groups.append(_group(parts, NoLosses(), loras.get(key[1]), device))
 
     def hand_out(self, scores: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Give each job what was found for its datums."""
+        """Give each batch what was found for its datums."""
         with_losses, others = scores[: len(self._parts)], scores[len(self._parts) :]
         for parts, losses, found in zip(
             self._parts.values(), self._losses, with_losses, strict=True
@@ -398,7 +408,7 @@ class _Heads:
             start = 0
             for number, part in enumerate(parts):
                 stop = start + int(part.is_scored.sum())
-                part.job.take(
+                part.execution.take(
                     part.index,
                     part.is_scored,
                     logprobs[start:stop],
@@ -410,7 +420,7 @@ class _Heads:
             logprobs, start = found_logprobs.cpu().numpy(), 0
             for part in parts:
                 stop = start + int(part.is_scored.sum())
-                part.job.take_without_loss(part.index, part.is_scored, logprobs[start:stop])
+                part.execution.take_without_loss(part.index, part.is_scored, logprobs[start:stop])
                 start = stop
 
 
@@ -426,10 +436,10 @@ def _group(parts: Sequence[_Part], losses: RowLosses, lora: Any, device: torch.d
 class _Part:
     """Tokens of one datum in a pass: those with a loss, or the others."""
 
-    def __init__(self, job: Job, index: int, start: int, is_scored: Any) -> None:
-        self.job, self.index, self.is_scored = job, index, is_scored
+    def __init__(self, execution: BatchExecution, index: int, start: int, is_scored: Any) -> None:
+        self.execution, self.index, self.is_scored = execution, index, is_scored
         self.rows = start + np.flatnonzero(is_scored)
-        targets = job.request.batch[index].targets_T[is_scored].astype(np.int64, copy=False)
+        targets = execution.request.batch[index].targets_T[is_scored].astype(np.int64, copy=False)
         self.targets = targets[:, None] if targets.ndim == 1 else targets
 
 
@@ -453,7 +463,10 @@ def _head_adapters(
 
 def _rope_positions(segments: Sequence[Segment]) -> list[list[IntArray]] | None:
     """Return the positions of each sequence where some have images, [3, T] each."""
-    batches = [[job.request.batch[index] for index in microbatch] for job, microbatch in segments]
+    batches = [
+        [execution.request.batch[index] for index in microbatch]
+        for execution, microbatch in segments
+    ]
     if not any(datum.images for batch in batches for datum in batch):
         return None
     return [
@@ -461,11 +474,11 @@ def _rope_positions(segments: Sequence[Segment]) -> list[list[IntArray]] | None:
     ]
 
 
-def _first_of_each_run(jobs: Iterable[Job]) -> list[Job]:
-    """Return the first job of each run: what may be computed now."""
-    first: dict[str, Job] = {}
-    for job in jobs:
-        if job.run is None:
+def _first_of_each_run(executions: Iterable[BatchExecution]) -> list[BatchExecution]:
+    """Return the first batch of each run: what may be computed now."""
+    first: dict[str, BatchExecution] = {}
+    for execution in executions:
+        if execution.run is None:
             raise ValueError("the base model has no gradient")
-        first.setdefault(job.run.name, job)
+        first.setdefault(execution.run.name, execution)
     return list(first.values())

@@ -13,7 +13,7 @@ from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai.model_calls import ModelCalls
-from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, latest_of
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LatestWeights, latest_of
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE, SCHEDULER_SERVICE
@@ -83,7 +83,7 @@ class ModelList:
                         served = await self._served(credential)
                         if base in served:
                             return _encode_base(name, served[base])
-                    case LiveRun(run):
+                    case LatestWeights(run):
                         found = await self._run(credential, run)
                         return {**_encode_run(found), "id": name}
                     case Checkpoint(checkpoint):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
-from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, Source
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LatestWeights, Source
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
 from tinsmith_runtime.errors import NotFoundError, TinsmithError
@@ -171,7 +171,7 @@ class SamplingHandles:
                 request.base_model = name
             case Checkpoint(name):
                 request.checkpoint = name
-            case LiveRun(name):
+            case LatestWeights(name):
                 request.run = name
         return await self._upstream.call(
             SCHEDULER_SERVICE,

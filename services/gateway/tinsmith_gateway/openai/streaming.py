@@ -18,7 +18,7 @@ from tinsmith_gateway.endpoint import Call, status_of
 from tinsmith_gateway.openai.answered_by import AnsweredBy
 from tinsmith_gateway.openai.errors import encode_error
 from tinsmith_runtime.errors import TinsmithError, internal_error
-from tinsmith_runtime.rpc.in_flight import Admission
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], admission: Admission, headers: Mapping[str, str]
+        self, events: AsyncGenerator[bytes], admission: AdmittedRequest, headers: Mapping[str, str]
     ) -> None:
         self.status_code = 200
         self.background = None

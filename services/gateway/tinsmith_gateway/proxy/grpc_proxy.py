@@ -51,7 +51,7 @@ from tinsmith_runtime.fairness.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
-from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with, error_to_tell, forget_frames
 from tinsmith_runtime.rpc.message_parts import check_size
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
@@ -84,7 +84,7 @@ _OWN_HEADERS = ("content-type", "user-agent", "te", "grpc-", ":")
 
 
 _PassOn: TypeAlias = (
-    "Callable[[AsyncIterator[bytes], Context, Credential, Admission], Awaitable[None]]"
+    "Callable[[AsyncIterator[bytes], Context, Credential, AdmittedRequest], Awaitable[None]]"
 )
 
 
@@ -166,7 +166,7 @@ class PassThrough(grpc.GenericRpcHandler):
         return credential
 
     @contextlib.contextmanager
-    def admitted(self, method: Method, credential: Credential) -> Iterator[Admission]:
+    def admitted(self, method: Method, credential: Credential) -> Iterator[AdmittedRequest]:
         """Count a call while it runs; one that only waits is cut when the gateway drains.
 
         Raises:
@@ -192,7 +192,7 @@ class PassThrough(grpc.GenericRpcHandler):
         bodies: AsyncIterator[bytes],
         context: Context,
         credential: Credential,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> bytes:
         """Return the one request of a call; see `BodyReader.read`."""
         return await self._reader.read(
@@ -318,7 +318,7 @@ class _Passage:
         bodies: AsyncIterator[bytes],
         context: Context,
         credential: Credential,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> None:
         body = await self._gateway.read(self._method, bodies, context, credential, admission)
         await self._find_owner(body, credential)
@@ -331,7 +331,7 @@ class _Passage:
         bodies: AsyncIterator[bytes],
         context: Context,
         credential: Credential,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> None:
         body = await self._gateway.read(self._method, bodies, context, credential, admission)
         await self._find_owner(body, credential)
@@ -342,7 +342,7 @@ class _Passage:
         bodies: AsyncIterator[bytes],
         context: Context,
         credential: Credential,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> None:
         requests = aiter(bodies)
         first = await first_of(

@@ -17,7 +17,7 @@ from tinsmith_gateway.tinker.account.downloads import DOWNLOADS_PATH, Downloads
 from tinsmith_gateway.tinker.account.perfetto_trace import Traces
 from tinsmith_gateway.tinker.account.sessions import Sessions
 from tinsmith_gateway.tinker.promises.future_store import FutureStore
-from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.promises.usage import HourlyUsage
 from tinsmith_gateway.tinker.retrieval import Retrieval
 from tinsmith_gateway.tinker.runs.numbered_calls import OrderedCalls
 from tinsmith_gateway.tinker.runs.training import Training
@@ -47,7 +47,7 @@ class TinkerWire:
         config = services.config
         self._services = services
         self._store = FutureStore(services.database)
-        self._usage = Usage(services.database)
+        self._usage = HourlyUsage(services.database)
         models = BaseModels(config.aliases(), config.tokenizers())
         self._samples = Samples(
             self._store, services.upstream, services.callers, self._usage, services.threads

@@ -16,7 +16,7 @@ from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.failure_policy import backoff_left_s, was_told_to_stop
 from tinsmith_jobs.plan.holding import hold
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, PodPhase, PodView
 from tinsmith_jobs.plan.plan_builder import PlanBuilder
 from tinsmith_jobs.plan.retry_policy import advice, begun_anew, is_corrected, is_retried
 from tinsmith_jobs.plan.status_transitions import assign_nodes, is_fresh, queued
@@ -25,7 +25,7 @@ from tinsmith_jobs.spec import DRIVER, JobSpec, Method, Scheduling
 from tinsmith_jobs.status import Failure, Status
 
 
-def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
+def plan_job(job: ObservedJob, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
     """Return the next actions for a job."""
     if job.is_deleting:
         return Plan(status=job.status)

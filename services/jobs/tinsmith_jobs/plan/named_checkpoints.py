@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from tinsmith_jobs.checkpoint_references import jobs_of
 from tinsmith_jobs.conditions import ENDED
-from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.plan.observed import ObservedJob
 from tinsmith_jobs.status import Status
 
 
-def note_found(job: Job, look_up: Callable[[str], Job | None]) -> Status:
+def note_found(job: ObservedJob, look_up: Callable[[str], ObservedJob | None]) -> Status:
     """Return the status of a job with the checkpoints of other jobs that are there by now.
 
     Args:
@@ -32,7 +32,9 @@ def note_found(job: Job, look_up: Callable[[str], Job | None]) -> Status:
     return replace(job.status, named_checkpoints=found)
 
 
-def missing_checkpoints(job: Job, look_up: Callable[[str], Job | None]) -> Iterator[str]:
+def missing_checkpoints(
+    job: ObservedJob, look_up: Callable[[str], ObservedJob | None]
+) -> Iterator[str]:
     """Yield what a job waits for, of the jobs that it names: what is not in its status yet."""
     if job.spec is None:
         return

@@ -134,7 +134,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ObservedJob:
     """A TrainingJob as it is in the cluster.
 
     Attributes:
@@ -165,8 +165,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """A TrainerPool as it is in the cluster; see `Job`."""
+class ObservedPool:
+    """A TrainerPool as it is in the cluster; see `ObservedJob`."""
 
     key: NamespacedName
     uid: str

@@ -12,7 +12,7 @@ from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.deadlines import with_report
 from tinsmith_jobs.plan.divergence import with_divergence
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import Job, Observed
+from tinsmith_jobs.plan.observed import Observed, ObservedJob
 from tinsmith_jobs.plan.status_transitions import accept_spec
 from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
 from tinsmith_jobs.spec import DRIVER, WORKER, Scheduling
@@ -32,7 +32,7 @@ class PlanBuilder:
     """
 
     def __init__(
-        self, job: Job, observed: Observed, now: datetime.datetime, limits: Limits
+        self, job: ObservedJob, observed: Observed, now: datetime.datetime, limits: Limits
     ) -> None:
         self.job = job
         self.observed = observed

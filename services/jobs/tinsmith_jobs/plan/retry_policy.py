@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
-from tinsmith_jobs.plan.observed import Job, Observed, Report
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, Report
 from tinsmith_jobs.status import Status
 
 
-def is_corrected(job: Job, observed: Observed) -> bool:
+def is_corrected(job: ObservedJob, observed: Observed) -> bool:
     """Return whether a job that could not be run can be now; nothing of it had started."""
     status = job.status
     reason = status.failure.reason if status.failure is not None else ""
@@ -27,12 +27,12 @@ def is_corrected(job: Job, observed: Observed) -> bool:
     )
 
 
-def is_retried(job: Job) -> bool:
+def is_retried(job: ObservedJob) -> bool:
     """Return whether the end of a failed job is to be undone, and all was given back."""
     return _is_asked_for(job) and not job.status.assignments
 
 
-def _is_asked_for(job: Job) -> bool:
+def _is_asked_for(job: ObservedJob) -> bool:
     """Whether the end of a failed job is to be undone, now or once all was given back."""
     status = job.status
     return (
@@ -58,7 +58,7 @@ def begun_anew(status: Status, generation: int) -> Status:
     )
 
 
-def advice(job: Job) -> str:
+def advice(job: ObservedJob) -> str:
     """Return what becomes of a failed job, or what to do about it; empty where that is plain.
 
     A job that is tried again says so, and one whose spec was changed since says how to.

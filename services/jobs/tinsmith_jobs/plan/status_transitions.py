@@ -10,13 +10,13 @@ from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.naming import pod_name
 from tinsmith_jobs.plan.actions import Event
-from tinsmith_jobs.plan.observed import Job, Observed, Pool
+from tinsmith_jobs.plan.observed import Observed, ObservedJob, ObservedPool
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods, with_pods
 from tinsmith_jobs.spec import Reaction
-from tinsmith_jobs.status import Assignment, Placement, Status
+from tinsmith_jobs.status import Assignment, Binding, Status
 
 
-def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> Status:
+def assign_nodes(job: ObservedJob, bindings: Sequence[Binding], now: datetime.datetime) -> Status:
     """Return the status of a job that was given nodes, or needs none: it begins to hold them.
 
     Pods without a chosen node get their names here too. Replacements for lost pods join what the
@@ -27,7 +27,7 @@ def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.dateti
         return status
     epoch = status.epoch + 1
     held = {(entry.role, entry.index) for entry in status.assignments}
-    placed = {(entry.role, entry.index): entry for entry in placements}
+    placed = {(entry.role, entry.index): entry for entry in bindings}
     added = []
     for role in spec.roles:
         for index in range(role.replicas):
@@ -83,14 +83,14 @@ def with_not_ready(status: Status, kept: PodMaintenance, now: datetime.datetime)
 
 
 def assign_pool_nodes(
-    pool: Pool, placements: Sequence[Placement], now: datetime.datetime
+    pool: ObservedPool, bindings: Sequence[Binding], now: datetime.datetime
 ) -> Status:
     """Return the status of a pool that was given nodes for some of its replicas."""
     status = pool.status
     epoch = status.epoch + 1
     added = tuple(
         _assignment(pod_name(pool.key.name, entry.role, entry.index, epoch), entry, epoch)
-        for entry in placements
+        for entry in bindings
     )
     status = replace(
         status,
@@ -105,7 +105,7 @@ def assign_pool_nodes(
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
 
-def is_fresh(job: Job) -> bool:
+def is_fresh(job: ObservedJob) -> bool:
     """Return whether nothing of a job was stored yet, but what a new leader stores."""
     return job.status == Status(fencing_token=job.status.fencing_token)
 
@@ -143,7 +143,11 @@ def wait_for_nodes(
 
 
 def give_back(
-    item: Job | Pool, pods: Collection[tuple[str, int]], now: datetime.datetime, *, gives_all: bool
+    item: ObservedJob | ObservedPool,
+    pods: Collection[tuple[str, int]],
+    now: datetime.datetime,
+    *,
+    gives_all: bool,
 ) -> Status:
     """Return the status of a workload that loses the nodes of some pods, to be placed anew.
 
@@ -188,7 +192,7 @@ def give_back(
 
 
 def accept_spec(
-    item: Job | Pool, status: Status, now: datetime.datetime
+    item: ObservedJob | ObservedPool, status: Status, now: datetime.datetime
 ) -> tuple[Status, Event | None]:
     """Return the status that says which spec holds while nodes are held, and an event of a refusal.
 
@@ -212,13 +216,13 @@ def accept_spec(
     return status, event
 
 
-def _assignment(pod: str, placement: Placement, epoch: int) -> Assignment:
-    given = placement.resources
+def _assignment(pod: str, binding: Binding, epoch: int) -> Assignment:
+    given = binding.resources
     return Assignment(
         pod,
-        placement.role,
-        placement.index,
-        placement.node,
+        binding.role,
+        binding.index,
+        binding.node,
         given.gpus,
         epoch,
         cpu_milli=given.cpu_milli,

@@ -21,9 +21,9 @@ from tinsmith_runtime.ledger.records import (
     FencedError,
     Holder,
     NewOperation,
+    OperationOutcome,
     OperationRecord,
     OperationState,
-    Outcome,
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.sql_ledger import Ledger
@@ -88,7 +88,7 @@ class PostgresLedger(Ledger):
         self,
         run: str,
         epoch: int,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[OperationOutcome],
         *,
         checkpoints: Sequence[CheckpointRecord] = (),
         snapshots: Sequence[SnapshotRecord] = (),
@@ -259,12 +259,12 @@ def _columns(rows: Sequence[tuple[Any, ...]], num_columns: int) -> list[list[Any
     return [[row[index] for row in rows] for index in range(num_columns)]
 
 
-def _state(outcome: Outcome) -> str:
+def _state(outcome: OperationOutcome) -> str:
     is_success = outcome.result is not None
     return (OperationState.SUCCEEDED if is_success else OperationState.FAILED).value
 
 
-def _finished(row: Any, outcome: Outcome) -> OperationRecord:
+def _finished(row: Any, outcome: OperationOutcome) -> OperationRecord:
     values = {
         field.name: row[field.name]
         for field in dataclasses.fields(OperationRecord)

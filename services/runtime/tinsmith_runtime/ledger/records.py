@@ -198,7 +198,7 @@ class ResumePoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class OperationOutcome:
     """What became of an operation: exactly one of `result` and `error` is set.
 
     Attributes:
@@ -241,7 +241,7 @@ class Commit:
 
     run: str
     epoch: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[OperationOutcome]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

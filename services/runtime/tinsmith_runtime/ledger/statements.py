@@ -23,9 +23,9 @@ from tinsmith_runtime.ledger.records import (
     FencedError,
     Holder,
     NewOperation,
+    OperationOutcome,
     OperationRecord,
     OperationState,
-    Outcome,
     RunRecord,
 )
 from tinsmith_runtime.ledger.retention import expired_through
@@ -248,7 +248,7 @@ def finished_already(run: str, sequence_number: int) -> FencedError:
     return FencedError(f"operation {sequence_number} of {run} has a result already", run=run)
 
 
-def finish_operation(run: str, outcome: Outcome, revision: int) -> sa.Update:
+def finish_operation(run: str, outcome: OperationOutcome, revision: int) -> sa.Update:
     """Write the result of an operation that has none."""
     is_success = outcome.result is not None
     return (

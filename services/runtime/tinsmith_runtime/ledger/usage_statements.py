@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.ledger.records import OperationRecord, Outcome
+from tinsmith_runtime.ledger.records import OperationOutcome, OperationRecord
 from tinsmith_runtime.ledger.tables import checkpoint_exports, checkpoints, leases, usage_totals
 from tinsmith_runtime.sql import insert
 from tinsmith_runtime.usage import NOTHING, UsageAmounts, UsageKey, day_of
@@ -21,7 +21,9 @@ _COUNTED = ("num_trained_tokens", "num_prefilled_tokens", "engine_s")
 
 
 def add(
-    connection: sa.Connection, run: str, outcomes: Iterable[tuple[Outcome, OperationRecord]]
+    connection: sa.Connection,
+    run: str,
+    outcomes: Iterable[tuple[OperationOutcome, OperationRecord]],
 ) -> None:
     """Add what operations used that are committed by this transaction."""
     used: defaultdict[tuple[str, int], UsageAmounts] = defaultdict(UsageAmounts)

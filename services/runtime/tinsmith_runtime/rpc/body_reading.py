@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from tinsmith.errors import DeadlineExceededError
 from tinsmith_runtime.errors import MalformedRequestError
 from tinsmith_runtime.fairness.fair_slots import FairSlots
-from tinsmith_runtime.rpc.in_flight import Admission
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest
 
 _SHARE_OF_PROJECT = 2
 """A project has at most one of so many places."""
@@ -35,7 +35,7 @@ class BodyReader:
     async def read(
         self,
         bodies: AsyncIterator[bytes],
-        admission: Admission,
+        admission: AdmittedRequest,
         *,
         method: str,
         project: str,
@@ -84,7 +84,7 @@ async def first_of(bodies: AsyncIterator[bytes], *, method: str, timeout_s: floa
 
 
 async def counted_one_by_one(
-    bodies: AsyncIterator[bytes], admission: Admission
+    bodies: AsyncIterator[bytes], admission: AdmittedRequest
 ) -> AsyncIterator[bytes]:
     """Yield the requests of a stream; what its key has in flight is the last one.
 

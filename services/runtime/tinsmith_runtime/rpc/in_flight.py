@@ -67,7 +67,7 @@ class LimitSettings:
 
 
 @dataclass(slots=True)
-class Usage:
+class InFlightCounts:
     """What a project has in flight."""
 
     num_requests: int = 0
@@ -100,12 +100,14 @@ class Limits:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._usage: dict[str, Usage] = {}
-        self._all = Usage()
+        self._in_flight: dict[str, InFlightCounts] = {}
+        self._all = InFlightCounts()
         # Until when a project that was refused for want of room is waited for.
         self._refused: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
-    def admit(self, project: str | None, num_bytes: int = 0, *, is_wait: bool = False) -> Admission:
+    def admit(
+        self, project: str | None, num_bytes: int = 0, *, is_wait: bool = False
+    ) -> AdmittedRequest:
         """Count a request until the context that is returned ends.
 
         Args:
@@ -117,13 +119,15 @@ class Limits:
             RateLimitedError: If the project has too much in flight, or all together; nothing was
                 counted.
         """
-        usage = (project is not None and self._usage.get(project)) or Usage()
+        in_flight = (project is not None and self._in_flight.get(project)) or InFlightCounts()
         is_bound = project is not None
-        self._check("waits" if is_wait else "requests", project, usage, 1, is_bound=is_bound)
-        self._check("bytes", project, usage, num_bytes, is_bound=is_bound and usage.num_bytes > 0)
+        self._check("waits" if is_wait else "requests", project, in_flight, 1, is_bound=is_bound)
+        self._check(
+            "bytes", project, in_flight, num_bytes, is_bound=is_bound and in_flight.num_bytes > 0
+        )
         if project is not None:
-            self._usage[project] = usage
-        for counted in (usage, self._all):
+            self._in_flight[project] = in_flight
+        for counted in (in_flight, self._all):
             if is_wait:
                 counted.num_waits += 1
             else:
@@ -132,43 +136,43 @@ class Limits:
         if not is_wait:
             RPC_REQUESTS_IN_FLIGHT.inc()
         RPC_BYTES_IN_FLIGHT.inc(num_bytes)
-        return Admission(self, project, usage, num_bytes, is_wait)
+        return AdmittedRequest(self, project, in_flight, num_bytes, is_wait)
 
-    def usage_of(self, project: str) -> Usage:
+    def in_flight_of(self, project: str) -> InFlightCounts:
         """Return what a project has in flight."""
-        return self._usage.get(project) or Usage()
+        return self._in_flight.get(project) or InFlightCounts()
 
     @property
     def num_projects(self) -> int:
         """Number of projects that are remembered: those with something in flight."""
-        return len(self._usage)
+        return len(self._in_flight)
 
-    def add_bytes(self, admission: Admission, num_bytes: int) -> None:
-        """Count more bytes of an admitted request; see `Admission.add_bytes`."""
-        usage = admission.usage
+    def add_bytes(self, admission: AdmittedRequest, num_bytes: int) -> None:
+        """Count more bytes of an admitted request; see `AdmittedRequest.add_bytes`."""
+        in_flight = admission.in_flight
         # Alone, a request may be as large as requests may be.
-        has_others = admission.project is not None and usage.num_bytes > admission.num_bytes
-        self._check("bytes", admission.project, usage, num_bytes, is_bound=has_others)
-        usage.num_bytes += num_bytes
+        has_others = admission.project is not None and in_flight.num_bytes > admission.num_bytes
+        self._check("bytes", admission.project, in_flight, num_bytes, is_bound=has_others)
+        in_flight.num_bytes += num_bytes
         self._all.num_bytes += num_bytes
         admission.num_bytes += num_bytes
         RPC_BYTES_IN_FLIGHT.inc(num_bytes)
 
-    def add_tokens(self, admission: Admission, num_tokens: int) -> None:
-        """Count tokens of an admitted request; see `Admission.add_tokens`."""
-        usage = admission.usage
-        has_others = usage.num_tokens > admission.num_tokens
-        self._check("tokens", admission.project, usage, num_tokens, is_bound=has_others)
-        usage.num_tokens += num_tokens
+    def add_tokens(self, admission: AdmittedRequest, num_tokens: int) -> None:
+        """Count tokens of an admitted request; see `AdmittedRequest.add_tokens`."""
+        in_flight = admission.in_flight
+        has_others = in_flight.num_tokens > admission.num_tokens
+        self._check("tokens", admission.project, in_flight, num_tokens, is_bound=has_others)
+        in_flight.num_tokens += num_tokens
         admission.num_tokens += num_tokens
 
-    def release(self, admission: Admission) -> None:
+    def release(self, admission: AdmittedRequest) -> None:
         """Take a request off the count; repeating it changes nothing."""
         if admission.is_released:
             return
         admission.is_released = True
-        usage = admission.usage
-        for counted in (usage, self._all):
+        in_flight = admission.in_flight
+        for counted in (in_flight, self._all):
             if admission.is_wait:
                 counted.num_waits -= 1
             else:
@@ -177,15 +181,21 @@ class Limits:
             counted.num_bytes -= admission.num_bytes
         if not admission.is_wait:
             RPC_REQUESTS_IN_FLIGHT.dec()
-        usage.num_tokens -= admission.num_tokens
+        in_flight.num_tokens -= admission.num_tokens
         RPC_BYTES_IN_FLIGHT.dec(admission.num_bytes)
-        if usage.is_idle and admission.project is not None:
-            self._usage.pop(admission.project, None)
+        if in_flight.is_idle and admission.project is not None:
+            self._in_flight.pop(admission.project, None)
 
     def _check(
-        self, what: str, project: str | None, usage: Usage, added: int, *, is_bound: bool
+        self,
+        what: str,
+        project: str | None,
+        in_flight: InFlightCounts,
+        added: int,
+        *,
+        is_bound: bool,
     ) -> None:
-        of_project, of_all = usage.number(what), self._all.number(what)
+        of_project, of_all = in_flight.number(what), self._all.number(what)
         limit: int = getattr(self._settings, f"max_{what}_per_project")
         # Tokens are bounded by project alone.
         limit_of_all: int = getattr(self._settings, f"max_{what}", 0)
@@ -205,14 +215,14 @@ class Limits:
         if limit_of_all and not (limit and of_project + added > limit):
             limit = self._part(what, project, limit, limit_of_all)
             if of_project + added > limit:
-                self._wait_for(what, project, usage)
+                self._wait_for(what, project, in_flight)
         elif not limit:
             return
         if of_project + added > limit:
             raise self._refusal(
                 f"this project has too many {what} in flight: {of_project + added} with this "
                 f"request, {limit} allowed",
-                usage,
+                in_flight,
                 what,
                 limit,
             )
@@ -220,11 +230,11 @@ class Limits:
     def _part(self, what: str, project: str, limit: int, limit_of_all: int) -> int:
         """Return how much of a whole a project may have at the moment."""
         free = limit_of_all - self._all.number(what)
-        mine, part = self.usage_of(project).number(what), _TIMES_FREE * free
+        mine, part = self.in_flight_of(project).number(what), _TIMES_FREE * free
         now_s, refused = self._clock(), self._refused[what]
         for name in [name for name, until_s in refused.items() if until_s < now_s]:
             del refused[name]
-        others = [self.usage_of(name).number(what) for name in refused if name != project]
+        others = [self.in_flight_of(name).number(what) for name in refused if name != project]
         if not others:
             return part
         # What all of these would have if they shared what the rest leaves.
@@ -235,45 +245,47 @@ class Limits:
         # One that has as much as it may have on its own is waited for no longer.
         return min(part, equal) if min(others) < min(equal, limit or equal) else part
 
-    def _wait_for(self, what: str, project: str | None, usage: Usage) -> None:
+    def _wait_for(self, what: str, project: str | None, in_flight: InFlightCounts) -> None:
         """Let a project come first until the pause that it is told is over, and once more."""
         if project is not None:
             self._refused[what][project] = (
-                self._clock() + _TIMES_WAITED * self.delay_s(usage) + _DEFAULT_DELAY_S
+                self._clock() + _TIMES_WAITED * self.delay_s(in_flight) + _DEFAULT_DELAY_S
             )
 
-    def _refusal(self, problem: str, usage: Usage, what: str, limit: int) -> RateLimitedError:
+    def _refusal(
+        self, problem: str, in_flight: InFlightCounts, what: str, limit: int
+    ) -> RateLimitedError:
         RPC_LIMITED.labels(what).inc()
         return RateLimitedError(
             f"{problem}; send it again when others have ended",
-            retry_after_s=self.delay_s(usage),
+            retry_after_s=self.delay_s(in_flight),
             what=what,
             limit=limit,
         )
 
-    def delay_s(self, usage: Usage) -> float:
+    def delay_s(self, in_flight: InFlightCounts) -> float:
         """Return when a place is likely free: the mean time between the last ends."""
-        if len(usage.ends_s) < 2:
+        if len(in_flight.ends_s) < 2:
             return _DEFAULT_DELAY_S
         # Up to now, not to the last end: a project whose requests hang is told to wait longer.
-        mean_s = (self._clock() - usage.ends_s[0]) / (len(usage.ends_s) - 1)
+        mean_s = (self._clock() - in_flight.ends_s[0]) / (len(in_flight.ends_s) - 1)
         return min(max(mean_s, _MIN_DELAY_S), _MAX_DELAY_S)
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
+class AdmittedRequest:
     """A request that was let in; counted until it leaves this context, unless it is kept."""
 
     _limits: Limits
     project: str | None
-    usage: Usage
+    in_flight: InFlightCounts
     num_bytes: int
     is_wait: bool
     num_tokens: int = 0
     is_released: bool = False
     is_kept: bool = False
 
-    def __enter__(self) -> Admission:
+    def __enter__(self) -> AdmittedRequest:
         return self
 
     def __exit__(

@@ -37,7 +37,7 @@ from tinsmith_runtime.observability.metrics import RPC_ERRORS, RPC_IN_FLIGHT, RP
 from tinsmith_runtime.rpc import health
 from tinsmith_runtime.rpc.auth import CHARGED_KEY_HEADER, Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
-from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.in_flight import AdmittedRequest, Limits
 from tinsmith_runtime.rpc.message_parts import check_request, max_parts_of
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodRole
@@ -115,7 +115,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         _require_peer(caller, context)
         return caller.calls_for(metadata.get(CHARGED_KEY_HEADER))
 
-    def admit(self, caller: Caller) -> Admission:
+    def admit(self, caller: Caller) -> AdmittedRequest:
         """Count a call until the context that is returned ends.
 
         Raises:
@@ -129,7 +129,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         context: Context,
         method: str,
         caller: Caller,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> bytes:
         """Return the one request of a call; see `BodyReader.read`."""
         remaining_s = context.time_remaining()
@@ -264,7 +264,7 @@ class _Call:
         bodies: AsyncIterator[bytes],
         context: Context,
         caller: Caller,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> Message:
         body = await self._interceptor.read(bodies, context, self._method, caller, admission)
         with bind_body(body):
@@ -276,7 +276,7 @@ class _Call:
         bodies: AsyncIterator[bytes],
         context: Context,
         caller: Caller,
-        admission: Admission,
+        admission: AdmittedRequest,
     ) -> AsyncIterator[Message]:
         body = await self._interceptor.read(bodies, context, self._method, caller, admission)
         with bind_body(body):

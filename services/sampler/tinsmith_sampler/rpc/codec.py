@@ -24,10 +24,10 @@ from tinsmith_engine.sampling.request.sample_request import (
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.rpc.requests import given_fields
 from tinsmith_runtime.text.penalties import Shaping
-from tinsmith_sampler.engine_driver import Load
+from tinsmith_sampler.engines.engine_driver import Load
+from tinsmith_sampler.requests.sessions import Target
+from tinsmith_sampler.requests.token_stream import Delivery, PromptReport
 from tinsmith_sampler.service import Prompt, Sampled
-from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.token_stream import Delivery, PromptReport
 
 DOMAIN = "sampler.tinsmith"
 

@@ -16,14 +16,14 @@ from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_runtime.sealed_memory import MemoryLocation, memory_domain
-from tinsmith_sampler.trainer_protocol import (
+from tinsmith_sampler.weights.trainer_protocol import (
     ExportedWeights,
     StoredWeights,
     WeightChunk,
     WeightDescription,
 )
 
-# A publish waits for the operation that is being computed.
+# An export waits for the operation that is being computed.
 _CALL_TIMEOUT_S = 120.0
 
 
@@ -40,7 +40,7 @@ class TrainerClient:
         for channel in self._channels.values():
             await channel.close()
 
-    async def publish(self, address: str, run: str) -> StoredWeights:
+    async def export_to_store(self, address: str, run: str) -> StoredWeights:
         """Return the newest weights of a run, written to the store if they are not there yet.
 
         Raises:

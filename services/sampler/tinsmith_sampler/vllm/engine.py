@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, LoraConfig, Published, SampleRequest
+from tinsmith_engine import AdapterConfig, LoraConfig, SampleRequest, WeightVersion
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -31,7 +31,7 @@ from tinsmith_runtime.errors import (
     internal_error,
 )
 from tinsmith_runtime.text.penalties import NEUTRAL, Shaping
-from tinsmith_sampler.engine_protocol import (
+from tinsmith_sampler.engines.engine_protocol import (
     EngineCapabilities,
     EngineStatistics,
     HeldWeights,
@@ -44,8 +44,7 @@ from tinsmith_sampler.metrics import (
     SAMPLED_TOKENS,
     SEQUENCES,
 )
-from tinsmith_sampler.usage_log import SharedTime, amounts_of
-from tinsmith_sampler.vllm.jobs import Job, numbers
+from tinsmith_sampler.requests.usage_log import SharedTime, amounts_of
 from tinsmith_sampler.vllm.messages import (
     Adapter,
     AddAdapter,
@@ -55,6 +54,7 @@ from tinsmith_sampler.vllm.messages import (
     Update,
 )
 from tinsmith_sampler.vllm.process import Interpreter, VllmProcess
+from tinsmith_sampler.vllm.vllm_requests import VllmRequest, numbers
 from tinsmith_sampler.vllm.weight_folders import WeightFolders
 
 logger = logging.getLogger(__name__)
@@ -96,14 +96,14 @@ _WATCH_INTERVAL_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    published: Published
+    handle: WeightVersion
     folder: Path
     num_requests: int = 0
     is_retired: bool = False
 
     @property
     def adapter(self) -> Adapter:
-        serial = self.published.serial
+        serial = self.handle.serial
         return Adapter(serial, f"version-{serial}", str(self.folder))
 
 
@@ -136,8 +136,8 @@ class VllmEngine:
         self._newest: dict[str, _Version] = {}
         self._serials = itertools.count(1)
         self._numbers = numbers()
-        self._jobs: dict[int, Job] = {}
-        self._by_number: dict[int, Job] = {}
+        self._vllm_requests: dict[int, VllmRequest] = {}
+        self._by_number: dict[int, VllmRequest] = {}
         self._time = SharedTime()
         self._shared_until_s = time.monotonic()
         self._ready = asyncio.Event()
@@ -171,7 +171,7 @@ class VllmEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._process.stop()
-        self._fail_jobs()
+        self._fail_all()
         self._folders.close()
 
     @property
@@ -229,21 +229,21 @@ class VllmEngine:
             WorkerUnavailableError: If vLLM ended, or is given up.
         """
         version = self._version_of(ticket.request.weights)
-        job = self._job(ticket, version)
+        vllm_request = self._vllm_request(ticket, version)
         if version is not None:
             version.num_requests += 1
         try:
             await self._wait_ready()
             ticket.request_id = next(self._numbers)
             self._note_work()
-            self._jobs[ticket.request_id] = job
+            self._vllm_requests[ticket.request_id] = vllm_request
             self._pass_time()
             ticket.mark_s = self._time.enter(ticket.request.num_samples)
             try:
-                self._send(job, first=True)
+                self._send(vllm_request, first=True)
             except BaseException:
-                del self._jobs[ticket.request_id]
-                self._charge(job)
+                del self._vllm_requests[ticket.request_id]
+                self._charge(vllm_request)
                 raise
         except BaseException:
             self._release(version)
@@ -252,15 +252,15 @@ class VllmEngine:
 
     def cancel(self, ticket: Ticket) -> None:
         """Give a request up."""
-        job = self._jobs.get(ticket.request_id or 0)
-        if job is not None and job.ticket is ticket:
+        vllm_request = self._vllm_requests.get(ticket.request_id or 0)
+        if vllm_request is not None and vllm_request.ticket is ticket:
             try:
-                self._process.abort(job.unfinished)
+                self._process.abort(vllm_request.unfinished)
             except WorkerUnavailableError:
                 logger.debug("vLLM ended before a request was cancelled")
-            self._forget(job)
+            self._forget(vllm_request)
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Refuse: requests that follow their run are refused before they begin."""
         raise TypeError(
             f"request {ticket.request_id} follows no run, so that it takes no version {weights}"
@@ -268,7 +268,7 @@ class VllmEngine:
 
     async def load(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
-    ) -> Published:
+    ) -> WeightVersion:
         """Make a version from tensors of a checkpoint.
 
         Raises:
@@ -284,7 +284,7 @@ class VllmEngine:
         self._check_adapter(config)
         serial = next(self._serials)
         folder = await asyncio.to_thread(self._folders.write, str(serial), tensors, config)
-        loaded = _Version(Published(name, version, serial), folder)
+        loaded = _Version(WeightVersion(name, version, serial), folder)
         try:
             await self._wait_ready()
             await self._add_adapter(loaded.adapter)
@@ -294,71 +294,73 @@ class VllmEngine:
         self._versions[serial] = loaded
         self._retire(name)
         self._newest[name] = loaded
-        return loaded.published
+        return loaded.handle
 
     async def unload(self, name: str) -> None:
         """End the hold of `load`; a version is forgotten with its last request."""
         self._retire(name)
 
-    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:  # noqa: ARG002
+    def full_tensors(self, handle: WeightVersion) -> Mapping[str, Tensor]:  # noqa: ARG002
         """Return nothing: versions here are adapters."""
         return {}
 
     def held(self) -> list[HeldWeights]:
         """Return the versions in memory, oldest first."""
-        return [HeldWeights(one.published, one.num_requests) for one in self._versions.values()]
+        return [HeldWeights(one.handle, one.num_requests) for one in self._versions.values()]
 
     def statistics(self) -> EngineStatistics:
         """Return how the engine does."""
         stalled_s = self._process.silent_s if self._has_work else 0.0
-        return EngineStatistics(len(self._jobs), self._num_restarts, stalled_s)
+        return EngineStatistics(len(self._vllm_requests), self._num_restarts, stalled_s)
 
     # Requests.
 
-    def _job(self, ticket: Ticket, version: _Version | None) -> Job:
+    def _vllm_request(self, ticket: Ticket, version: _Version | None) -> VllmRequest:
         request = ticket.request
         room = self._settings.max_model_tokens - len(request.prompt_tokens)
-        serial = 0 if version is None else version.published.serial
-        return Job(
+        serial = 0 if version is None else version.handle.serial
+        return VllmRequest(
             ticket,
-            0 if version is None else version.published.version,
+            0 if version is None else version.handle.version,
             min(request.max_tokens, room),
             None if version is None else version.adapter,
             f"{request.cache_scope}/{serial}",
         )
 
-    def _send(self, job: Job, *, first: bool) -> None:
-        commands = [job.first(self._numbers)] if first else job.others(self._numbers)
+    def _send(self, vllm_request: VllmRequest, *, first: bool) -> None:
+        commands = (
+            [vllm_request.first(self._numbers)] if first else vllm_request.others(self._numbers)
+        )
         for command in commands:
-            self._by_number[command.sample] = job
+            self._by_number[command.sample] = vllm_request
             self._process.generate(command)
 
     def _take(self, update: Update) -> None:
-        job = self._by_number.get(update.sample)
-        if job is None:
+        vllm_request = self._by_number.get(update.sample)
+        if vllm_request is None:
             return
         if update.problem:
             logger.error("vLLM refused a completion", extra={"problem": update.problem})
-            self._process.abort(job.unfinished)
-            self._forget(job)
-            _fail(job.ticket, internal_error())
+            self._process.abort(vllm_request.unfinished)
+            self._forget(vllm_request)
+            _fail(vllm_request.ticket, internal_error())
             return
-        num_ended = len(job.ticket.finished)
-        ended_here = job.take(update)
+        num_ended = len(vllm_request.ticket.finished)
+        ended_here = vllm_request.take(update)
         if ended_here is not None:
             self._process.abort([ended_here])
-        if job.ticket.feed is not None:
-            job.ticket.feed.flush()
-        for sequence in job.ticket.finished[num_ended:]:
+        if vllm_request.ticket.feed is not None:
+            vllm_request.ticket.feed.flush()
+        for sequence in vllm_request.ticket.finished[num_ended:]:
             SAMPLED_TOKENS.inc(len(sequence.tokens))
             SEQUENCES.labels(sequence.finish_reason).inc()
-        if job.is_finished:
-            CACHED_PROMPT_TOKENS.inc(job.num_cached_tokens)
-            self._forget(job)
-            if job.ticket.future.set_running_or_notify_cancel():
-                job.ticket.future.set_result(job.ticket.finished)
+        if vllm_request.is_finished:
+            CACHED_PROMPT_TOKENS.inc(vllm_request.num_cached_tokens)
+            self._forget(vllm_request)
+            if vllm_request.ticket.future.set_running_or_notify_cancel():
+                vllm_request.ticket.future.set_result(vllm_request.ticket.finished)
         else:
-            self._send(job, first=False)
+            self._send(vllm_request, first=False)
 
     def _pass_time(self) -> None:
         """Share out the time since a request last came or went: vLLM was busy with what it had."""
@@ -366,45 +368,45 @@ class VllmEngine:
         self._time.spend(now_s - self._shared_until_s)
         self._shared_until_s = now_s
 
-    def _charge(self, job: Job) -> None:
+    def _charge(self, vllm_request: VllmRequest) -> None:
         self._pass_time()
-        request = job.ticket.request
-        engine_s = self._time.leave(request.num_samples, job.ticket.mark_s)
-        job.ticket.charge(
+        request = vllm_request.ticket.request
+        engine_s = self._time.leave(request.num_samples, vllm_request.ticket.mark_s)
+        vllm_request.ticket.charge(
             amounts_of(
                 request,
-                num_sampled_tokens=job.num_sampled_tokens,
-                num_cached_tokens=job.num_cached_tokens,
-                is_read=job.is_begun,
+                num_sampled_tokens=vllm_request.num_sampled_tokens,
+                num_cached_tokens=vllm_request.num_cached_tokens,
+                is_read=vllm_request.is_begun,
                 engine_s=engine_s,
             )
         )
 
-    def _forget(self, job: Job) -> None:
-        del self._jobs[job.ticket.request_id or 0]
-        self._charge(job)
-        for number in job.numbers:
+    def _forget(self, vllm_request: VllmRequest) -> None:
+        del self._vllm_requests[vllm_request.ticket.request_id or 0]
+        self._charge(vllm_request)
+        for number in vllm_request.numbers:
             self._by_number.pop(number, None)
-        weights = job.ticket.request.weights
+        weights = vllm_request.ticket.request.weights
         self._release(None if weights is None else self._versions.get(weights.serial))
 
-    def _fail_jobs(self) -> None:
-        for job in list(self._jobs.values()):
-            self._forget(job)
+    def _fail_all(self) -> None:
+        for vllm_request in list(self._vllm_requests.values()):
+            self._forget(vllm_request)
             _fail(
-                job.ticket,
+                vllm_request.ticket,
                 WorkerUnavailableError("vLLM has ended; send the request again"),
             )
 
     # Versions.
 
-    def _version_of(self, weights: Published | None) -> _Version | None:
+    def _version_of(self, weights: WeightVersion | None) -> _Version | None:
         if weights is None:
             return None
         version = self._versions.get(weights.serial)
         if version is None:
             raise VersionNotLoadedError(
-                f"version {weights.version} of {weights.run} is not loaded; publish it again",
+                f"version {weights.version} of {weights.run} is not loaded; export it again",
                 run=weights.run,
                 version=weights.version,
             )
@@ -437,13 +439,13 @@ class VllmEngine:
 
     def _drop_if_free(self, version: _Version) -> None:
         if version.is_retired and version.num_requests == 0:
-            self._versions.pop(version.published.serial, None)
+            self._versions.pop(version.handle.serial, None)
             self._spawn(self._drop(version))
 
     async def _drop(self, version: _Version) -> None:
         try:
             if self._ready.is_set():
-                serial = version.published.serial
+                serial = version.handle.serial
                 await self._call(lambda call: RemoveAdapter(call, serial))
         except TinsmithError as error:
             logger.debug("an adapter was not removed", extra={"problem": error.message})
@@ -461,7 +463,7 @@ class VllmEngine:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._jobs or self._process.num_calls)
+        return bool(self._vllm_requests or self._process.num_calls)
 
     def _note_work(self) -> None:
         """Count the silence of a process that had nothing to do from now on."""
@@ -487,9 +489,11 @@ class VllmEngine:
     def _note_end(self) -> None:
         if self._is_closing:
             return
-        logger.error("vLLM has ended; it is started again", extra={"num_requests": len(self._jobs)})
+        logger.error(
+            "vLLM has ended; it is started again", extra={"num_requests": len(self._vllm_requests)}
+        )
         self._ready.clear()
-        self._fail_jobs()
+        self._fail_all()
         if not self._is_restarting:
             self._spawn(self._restart())
 
@@ -519,7 +523,9 @@ class VllmEngine:
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             if self.statistics().stalled_s > self._stall_timeout_s:
-                logger.error("vLLM makes no progress", extra={"num_requests": len(self._jobs)})
+                logger.error(
+                    "vLLM makes no progress", extra={"num_requests": len(self._vllm_requests)}
+                )
                 self._process.kill()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

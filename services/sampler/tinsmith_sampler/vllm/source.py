@@ -16,7 +16,7 @@ from tinsmith_engine.files.weight_files import read_header_of
 from tinsmith_runtime.errors import CheckpointIncompatibleError
 from tinsmith_runtime.text.tokenizer_files import require_tokenizers
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import EngineListener, SamplingEngine
+from tinsmith_sampler.engines.engine_protocol import EngineListener, SamplingEngine
 from tinsmith_sampler.forms.trials import FormTrials
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure

@@ -91,7 +91,7 @@ def _check_template(role: Role) -> None:
             )
 
 
-def read_job(job: Job) -> plans.Job:
+def read_job(job: Job) -> plans.ObservedJob:
     """Return a stored job for a plan: its driver is the one role, and needs no node."""
     name = JobName.parse(job.name)
     spec: JobSpec | None = None
@@ -103,7 +103,7 @@ def read_job(job: Job) -> plans.Job:
         spec = replace(found, roles=roles)
     except SpecError as error:
         problem = str(error)
-    return plans.Job(
+    return plans.ObservedJob(
         key=NamespacedName(JOB_KIND, name.project, name.job),
         uid=job.uid,
         generation=GENERATION,

@@ -324,7 +324,7 @@ class LocalLauncher:
         for job in found:
             await self._advance(job, reports.get(job.name), job.uid in running, holders)
 
-    async def _named(self, job: plans.Job) -> dict[str, plans.Job]:
+    async def _named(self, job: plans.ObservedJob) -> dict[str, plans.ObservedJob]:
         """Return the jobs of the same project that a job names for their checkpoints."""
         found = {}
         for name in jobs_of(job.spec) if job.spec is not None else ():
@@ -450,7 +450,7 @@ class LocalLauncher:
         }
         return min(served, default="")
 
-    def _queue_problem(self, job: plans.Job, holders: Collection[str]) -> str:
+    def _queue_problem(self, job: plans.ObservedJob, holders: Collection[str]) -> str:
         """Return why it is not the turn of a job, in a sentence; a service waits for no turn."""
         num_running = len(holders)
         if job.uid in holders or num_running < self._max_jobs:
@@ -460,7 +460,7 @@ class LocalLauncher:
         others = "another job" if num_running == 1 else f"one of {num_running} other jobs"
         return f"{others} to end: {self._max_jobs} may run at once (max_local_jobs)"
 
-    def _missing_server(self, job: plans.Job, has_sampler: bool) -> str:
+    def _missing_server(self, job: plans.ObservedJob, has_sampler: bool) -> str:
         """Return which server of its base model a job has to wait for, in a sentence."""
         if job.spec is None:
             return ""

@@ -39,7 +39,7 @@ from tinsmith_runtime.rpc.requests import decode_position_token, encode_position
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.execution import snapshot_format
-from tinsmith_trainer.residency.weight_publisher import checkpoint_attributes
+from tinsmith_trainer.residency.weight_exporter import checkpoint_attributes
 from tinsmith_trainer.runs.operations import LoadCheckpointWork, SaveCheckpointWork
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S, discard_folder

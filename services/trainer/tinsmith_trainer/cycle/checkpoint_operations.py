@@ -8,7 +8,7 @@ an accepted save or load waits, and its run says so.
 from __future__ import annotations
 
 from tinsmith_runtime.errors import StorageUnavailableError
-from tinsmith_runtime.ledger import Outcome
+from tinsmith_runtime.ledger import OperationOutcome
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
 from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.residency.manager import Residency
@@ -97,6 +97,6 @@ class CheckpointSlices:
 
     def _outcome(
         self, run: LiveRun, operation: QueuedOperation, version: int, kind: Kind, result: Result
-    ) -> Outcome:
+    ) -> OperationOutcome:
         encoded = self._wire.encode_result(kind, result)
         return self._committer.outcome(run, operation, version, result=encoded)

@@ -28,13 +28,13 @@ from tinsmith_runtime.ledger import (
     CheckpointRecord,
     Commit,
     Ledger,
+    OperationOutcome,
     OperationRecord,
-    Outcome,
     SnapshotRecord,
 )
 from tinsmith_runtime.usage import NOTHING, BudgetGate, UsageAmounts
 from tinsmith_trainer.execution.engine_calls import Computed, SliceResult
-from tinsmith_trainer.execution.numerics_plan import Plan
+from tinsmith_trainer.execution.numerics_plan import NumericsPlan
 from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.metrics import (
     COMMIT_SECONDS,
@@ -170,7 +170,7 @@ class Committer:
     async def commit(
         self,
         run: LiveRun,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[OperationOutcome],
         *,
         checkpoints: Sequence[CheckpointRecord] = (),
         snapshots: Sequence[SnapshotRecord] = (),
@@ -239,19 +239,19 @@ class Committer:
         error: TinsmithError | None = None,
         micro_batch_tokens: int | None = None,
         used: UsageAmounts = NOTHING,
-    ) -> Outcome:
+    ) -> OperationOutcome:
         """Return what the ledger is to hold of an operation that ended."""
-        return Outcome(
+        return OperationOutcome(
             sequence_number=operation.sequence_number,
             result=result,
             error=None if error is None else self._wire.encode_error(error),
             version=version,
-            plan=str(Plan(run.engine.info.fingerprint, micro_batch_tokens)),
+            plan=str(NumericsPlan(run.engine.info.fingerprint, micro_batch_tokens)),
             finish_time_s=time.time(),
             used=used,
         )
 
-    def _outcomes(self, run: LiveRun, computed: Sequence[Computed]) -> list[Outcome]:
+    def _outcomes(self, run: LiveRun, computed: Sequence[Computed]) -> list[OperationOutcome]:
         outcomes = []
         version = run.record.version
         for entry in computed:

@@ -14,7 +14,7 @@ _SPLIT_MARK = ";micro_batch_tokens="
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NumericsPlan:
     """What a replay must agree with.
 
     Attributes:
@@ -31,9 +31,9 @@ class Plan:
         return f"{self.fingerprint}{_SPLIT_MARK}{self.micro_batch_tokens}"
 
 
-def parse_plan(text: str) -> Plan:
+def parse_plan(text: str) -> NumericsPlan:
     """Return the plan that a text stands for."""
     fingerprint, mark, split = text.rpartition(_SPLIT_MARK)
     if not mark or not split.isascii() or not split.isdecimal():
-        return Plan(text)
-    return Plan(fingerprint, int(split))
+        return NumericsPlan(text)
+    return NumericsPlan(fingerprint, int(split))

@@ -35,7 +35,7 @@ from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.forks import Forks
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
 from tinsmith_trainer.residency.manager import Residency
-from tinsmith_trainer.residency.weight_publisher import Publisher
+from tinsmith_trainer.residency.weight_exporter import WeightExporter
 from tinsmith_trainer.runs.ledger_loader import RunLoader
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
@@ -60,7 +60,7 @@ class RunAdoption:
         store: Files of runs.
         registry: The runs that this trainer holds.
         residency: Brings runs into the engines and out of them.
-        publisher: Knows what was written for samplers.
+        weight_exporter: Knows what was written for samplers.
         wire: The stored form of requests.
         has_work: Set when a run may have something to do.
         on_adopted: Called after a run was taken: what it left unfinished elsewhere goes on here.
@@ -74,7 +74,7 @@ class RunAdoption:
         store: ObjectStore,
         registry: RunRegistry,
         residency: Residency,
-        publisher: Publisher,
+        weight_exporter: WeightExporter,
         wire: WireCodec,
         *,
         has_work: asyncio.Event,
@@ -86,7 +86,7 @@ class RunAdoption:
         self._store = store
         self._registry = registry
         self._residency = residency
-        self._publisher = publisher
+        self._weight_exporter = weight_exporter
         self._has_work = has_work
         self._on_adopted = on_adopted
         self._loader = RunLoader(ledger, store, wire)
@@ -310,8 +310,8 @@ class RunAdoption:
         run = LiveRun(record, engine, queue, on_free=lambda: self._note_free(run))
         self._registry.add(run)
         self._arriving.discard(run.name)
-        # What was published is written again on demand.
-        self._begin(lambda: self._publisher.note_leftovers(run))
+        # What was exported is written again on demand.
+        self._begin(lambda: self._weight_exporter.note_leftovers(run))
         return run
 
     def _note_free(self, run: LiveRun) -> None:
@@ -392,7 +392,7 @@ class RunAdoption:
         run.leave()
         async with run.lock:
             self._registry.remove(run)
-            self._publisher.forget(run)
+            self._weight_exporter.forget(run)
             await self._residency.evict(run)
 
     async def _delete(self, run: LiveRun, epoch: int) -> None:
@@ -410,7 +410,7 @@ class RunAdoption:
                     raise
                 # An earlier call deleted the rows and did not come to the rest.
             self._registry.remove(run)
-            self._publisher.forget(run)
+            self._weight_exporter.forget(run)
             await self._residency.evict(run)
         self._begin(lambda: self._remove_files(run.name))
 

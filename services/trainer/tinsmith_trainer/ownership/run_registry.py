@@ -36,9 +36,9 @@ from tinsmith_trainer.execution.operation_spans import begin_operation
 from tinsmith_trainer.execution.operation_status import OperationStatus, status_of
 from tinsmith_trainer.execution.run_health import RUN_HEALTH
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
-from tinsmith_trainer.runs.ledger_loader import load_of
+from tinsmith_trainer.runs.ledger_loader import size_of
 from tinsmith_trainer.runs.operations import Submission, WireCodec, Work, used_by
-from tinsmith_trainer.runs.queue_limits import Admission, Pace
+from tinsmith_trainer.runs.queue_limits import Pace, QueueAdmission
 from tinsmith_trainer.runs.request_payloads import write_payload
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import QueuedOperation
@@ -84,7 +84,7 @@ class RunRegistry:
         self._obstacle = obstacle
         self._on_fenced = on_fenced
         self.pace = Pace()
-        self._admission = Admission(config, self.pace)
+        self._admission = QueueAdmission(config, self.pace)
         self._wakes: Callable[[str], Awaitable[LiveRun | None]] | None = None
         self._rests: Callable[[LiveRun], Awaitable[None]] | None = None
         self.num_submits = 0
@@ -99,7 +99,7 @@ class RunRegistry:
         """Take in a run as the ledger knows it, its unfinished operations queued."""
         self._runs[run.name] = run
         for queued in run.queue.values():
-            self._admission.count(run, queued.load)
+            self._admission.count(run, queued.size)
         QUEUED_OPERATIONS.inc(len(run.queue))
 
     def remove(self, run: LiveRun) -> None:
@@ -110,7 +110,7 @@ class RunRegistry:
         RUN_HEALTH.forget(run.name)
         QUEUED_OPERATIONS.dec(len(run.queue))
         for queued in run.queue.values():
-            self._admission.release(run, queued.load)
+            self._admission.release(run, queued.size)
 
     def held(self, name: str) -> LiveRun | None:
         """Return a run that is in use here, or None."""
@@ -232,19 +232,19 @@ class RunRegistry:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         waiting = self._admission.waiting(run.project)
         self._budgets.require(run.project, used_by(work), waiting.of)
-        load = load_of(work, len(submission.payload))
-        self._admission.admit(run, submission.sequence_number, load)
+        size = size_of(work, len(submission.payload))
+        self._admission.admit(run, submission.sequence_number, size)
         try:
             operation = await self._new_operation(run, submission)
             failpoints.passing("trainer.submit")
             record = await self._ledger.submit(operation)
             failpoints.passing("trainer.submitted")
         except FencedError as error:
-            self._admission.release(run, load)
+            self._admission.release(run, size)
             self._note_fenced(run, error)
             raise run_moved(run.name) from error
         except BaseException:
-            self._admission.release(run, load)
+            self._admission.release(run, size)
             raise
         is_new = (
             record.state is OperationState.PENDING
@@ -254,10 +254,10 @@ class RunRegistry:
         )
         if is_new:
             span = begin_operation(submission, record.submit_time_s)
-            self._enqueue(run, QueuedOperation(record, work, load, span))
+            self._enqueue(run, QueuedOperation(record, work, size, span))
             self._has_work.set()
         else:
-            self._admission.release(run, load)
+            self._admission.release(run, size)
         return record
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
@@ -296,7 +296,7 @@ class RunRegistry:
         for record in records:
             queued = run.queue.get(record.sequence_number)
             if queued is not None:
-                self._admission.release(run, queued.load)
+                self._admission.release(run, queued.size)
                 QUEUED_OPERATIONS.dec()
         run.queue.finish(records)
 

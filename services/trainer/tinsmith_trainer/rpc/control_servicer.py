@@ -19,8 +19,8 @@ from tinsmith_runtime.rpc.requests import decode_history_retention, parse_name
 from tinsmith_trainer.ownership.adoption import RunAdoption
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.weight_exporter import WeightExporter
 from tinsmith_trainer.residency.weight_exports import ExportedWeights
-from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.run_status import status_of, waiting_for
 
@@ -40,7 +40,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         registry: Runs and their queues.
         adoption: Takes runs and gives them up.
         lease: Whether this process may answer for its runs.
-        publisher: Weights for samplers of other processes.
+        weight_exporter: Weights for samplers of other processes.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         registry: RunRegistry,
         adoption: RunAdoption,
         lease: Lease,
-        publisher: Publisher,
+        weight_exporter: WeightExporter,
     ) -> None:
         self._registry = registry
         self._adoption = adoption
         self._lease = lease
-        self._publisher = publisher
+        self._weight_exporter = weight_exporter
 
     async def AdoptRun(
         self, request: trainer_control_pb2.AdoptRunRequest, context: Context
@@ -145,9 +145,9 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         if request.destination == trainer_control_pb2.ExportWeightsRequest.DESTINATION_MEMORY:
-            exported = await self._publisher.export(run)
+            exported = await self._weight_exporter.export(run)
         else:
-            exported = await self._publisher.publish(run)
+            exported = await self._weight_exporter.export_to_store(run)
         if isinstance(exported, ExportedWeights):
             return trainer_control_pb2.ExportWeightsResponse(
                 version=exported.index.version, weights_id=exported.id
@@ -162,7 +162,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         self, request: trainer_control_pb2.ReadWeightsRequest, context: Context
     ) -> AsyncIterator[trainer_control_pb2.ReadWeightsResponse]:
         run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
-        reading = await self._publisher.exports.read(
+        reading = await self._weight_exporter.exports.read(
             run.name,
             request.weights_id,
             offset=request.offset,

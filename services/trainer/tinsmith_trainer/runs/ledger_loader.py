@@ -6,11 +6,11 @@ import logging
 import time
 
 from tinsmith_runtime.errors import DataLossError, StorageUnavailableError, TinsmithError
-from tinsmith_runtime.ledger import Ledger, OperationRecord, Outcome, RunRecord
+from tinsmith_runtime.ledger import Ledger, OperationOutcome, OperationRecord, RunRecord
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec, Work
 from tinsmith_trainer.runs.request_payloads import read_payload
-from tinsmith_trainer.runs.run_queue import Load, QueuedOperation, RunQueue
+from tinsmith_trainer.runs.run_queue import OperationSize, QueuedOperation, RunQueue
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RunLoader:
                 for ended in await self._give_up(run, fingerprint, pending, error):
                     queue.consume(ended)
                 continue
-            queue.accept(QueuedOperation(pending, work, load_of(work, len(payload))))
+            queue.accept(QueuedOperation(pending, work, size_of(work, len(payload))))
         if queue:
             logger.info(
                 "unfinished operations recovered",
@@ -83,7 +83,7 @@ class RunLoader:
             run=run.name,
             sequence_number=record.sequence_number,
         )
-        outcome = Outcome(
+        outcome = OperationOutcome(
             sequence_number=record.sequence_number,
             result=None,
             error=self._wire.encode_error(damage),
@@ -94,8 +94,8 @@ class RunLoader:
         return await self._ledger.finish(run.name, run.epoch, [outcome])
 
 
-def load_of(work: Work, num_bytes: int) -> Load:
+def size_of(work: Work, num_bytes: int) -> OperationSize:
     """Return what an operation takes of the limits of a queue."""
     if not isinstance(work, ForwardWork):
-        return Load(0, num_bytes)
-    return Load(work.num_tokens, num_bytes, work.num_tokens if work.is_backward else 0)
+        return OperationSize(0, num_bytes)
+    return OperationSize(work.num_tokens, num_bytes, work.num_tokens if work.is_backward else 0)

@@ -24,7 +24,7 @@ from tinsmith_runtime.errors import QueueFullError
 from tinsmith_runtime.usage import Quantity
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.runs.run import LiveRun
-from tinsmith_trainer.runs.run_queue import Load
+from tinsmith_trainer.runs.run_queue import OperationSize
 
 _MIN_HINT_S = 0.1
 _MAX_HINT_S = 30.0
@@ -48,7 +48,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Usage:
+class QueuedCounts:
     """What waits in a queue."""
 
     num_operations: int = 0
@@ -56,12 +56,12 @@ class Usage:
     num_bytes: int = 0
     num_trained_tokens: int = 0
 
-    def add(self, load: Load, sign: int = 1) -> None:
+    def add(self, size: OperationSize, sign: int = 1) -> None:
         """Count an operation, or with -1 take it out."""
         self.num_operations += sign
-        self.num_tokens += sign * load.num_tokens
-        self.num_bytes += sign * load.num_bytes
-        self.num_trained_tokens += sign * load.num_trained_tokens
+        self.num_tokens += sign * size.num_tokens
+        self.num_bytes += sign * size.num_bytes
+        self.num_trained_tokens += sign * size.num_trained_tokens
 
     def of(self, quantity: Quantity) -> float:
         """Return what of it is going to be charged; time is not known before."""
@@ -72,7 +72,7 @@ class Usage:
         return 0
 
 
-class Admission:
+class QueueAdmission:
     """Counts what waits, and refuses what would be too much.
 
     Args:
@@ -83,20 +83,20 @@ class Admission:
     def __init__(self, config: TrainerConfig, pace: Pace) -> None:
         self._config = config
         self._pace = pace
-        self._all = Usage()
-        self._projects: defaultdict[str, Usage] = defaultdict(Usage)
-        self._runs: defaultdict[str, Usage] = defaultdict(Usage)
+        self._all = QueuedCounts()
+        self._projects: defaultdict[str, QueuedCounts] = defaultdict(QueuedCounts)
+        self._runs: defaultdict[str, QueuedCounts] = defaultdict(QueuedCounts)
 
     @property
-    def projects(self) -> Mapping[str, Usage]:
+    def projects(self) -> Mapping[str, QueuedCounts]:
         """What waits of each project that has something waiting."""
         return self._projects
 
-    def waiting(self, project: str) -> Usage:
+    def waiting(self, project: str) -> QueuedCounts:
         """Return what waits of a project."""
-        return self._projects.get(project, Usage())
+        return self._projects.get(project, QueuedCounts())
 
-    def admit(self, run: LiveRun, sequence_number: int, load: Load) -> None:
+    def admit(self, run: LiveRun, sequence_number: int, size: OperationSize) -> None:
         """Count an operation that is about to be stored.
 
         Raises:
@@ -105,9 +105,9 @@ class Admission:
         self.check_distance(run, sequence_number)
         is_awaited = bool(run.queue) and sequence_number == run.queue.next_sequence_number
         if not is_awaited:
-            self._check_counts(run, load)
-        self._check_bytes(run, load)
-        self.count(run, load)
+            self._check_counts(run, size)
+        self._check_bytes(run, size)
+        self.count(run, size)
 
     def check_distance(self, run: LiveRun, sequence_number: int) -> None:
         """Refuse a number that is further ahead than may wait.
@@ -122,94 +122,96 @@ class Admission:
         num_before = sequence_number - run.queue.next_sequence_number
         if num_before < limit:
             return
-        usage = self._runs.get(run.name, Usage())
+        queued = self._runs.get(run.name, QueuedCounts())
         raise QueueFullError(
             f"sequence number {sequence_number} of {run.name} is {num_before} ahead of the next "
             f"one, {run.queue.next_sequence_number}; at most {limit} operations may wait, retry "
             "later",
-            retry_after_s=self._hint_s(usage, num_operations=num_before - limit + 1),
+            retry_after_s=self._hint_s(queued, num_operations=num_before - limit + 1),
             run=run.name,
             next_sequence_number=run.queue.next_sequence_number,
         )
 
-    def count(self, run: LiveRun, load: Load) -> None:
+    def count(self, run: LiveRun, size: OperationSize) -> None:
         """Count an operation without a check: it was accepted before."""
-        for usage in self._usages(run):
-            usage.add(load)
+        for queued in self._counts_of(run):
+            queued.add(size)
 
-    def release(self, run: LiveRun, load: Load) -> None:
+    def release(self, run: LiveRun, size: OperationSize) -> None:
         """Take an operation out that has ended, or was not stored after all."""
-        for usage in self._usages(run):
-            usage.add(load, -1)
-        for usages, name in ((self._projects, run.project), (self._runs, run.name)):
-            if not usages[name].num_operations:
-                del usages[name]
+        for queued in self._counts_of(run):
+            queued.add(size, -1)
+        for counts, name in ((self._projects, run.project), (self._runs, run.name)):
+            if not counts[name].num_operations:
+                del counts[name]
 
-    def _usages(self, run: LiveRun) -> tuple[Usage, Usage, Usage]:
+    def _counts_of(self, run: LiveRun) -> tuple[QueuedCounts, QueuedCounts, QueuedCounts]:
         return self._all, self._projects[run.project], self._runs[run.name]
 
-    def _check_counts(self, run: LiveRun, load: Load) -> None:
+    def _check_counts(self, run: LiveRun, size: OperationSize) -> None:
         config = self._config
-        for usage, whose, max_operations, max_tokens in (
+        for queued, whose, max_operations, max_tokens in (
             (
-                self._runs.get(run.name, Usage()),
+                self._runs.get(run.name, QueuedCounts()),
                 run.name,
                 config.max_queued_operations,
                 config.max_queued_tokens,
             ),
             (
-                self._projects.get(run.project, Usage()),
+                self._projects.get(run.project, QueuedCounts()),
                 "your project",
                 config.max_project_queued_operations,
                 config.max_project_queued_tokens,
             ),
         ):
-            if usage.num_operations >= max_operations:
+            if queued.num_operations >= max_operations:
                 raise QueueFullError(
-                    f"{usage.num_operations} operations of {whose} wait, as many as may; retry "
+                    f"{queued.num_operations} operations of {whose} wait, as many as may; retry "
                     "when some have finished",
                     retry_after_s=self._hint_s(
-                        usage, num_operations=usage.num_operations - max_operations + 1
+                        queued, num_operations=queued.num_operations - max_operations + 1
                     ),
                     run=run.name,
                     limit=max_operations,
                 )
-            if usage.num_tokens + load.num_tokens > max_tokens:
+            if queued.num_tokens + size.num_tokens > max_tokens:
                 raise QueueFullError(
-                    f"{usage.num_tokens} tokens of {whose} wait and {load.num_tokens} more would "
+                    f"{queued.num_tokens} tokens of {whose} wait and {size.num_tokens} more would "
                     f"exceed the limit of {max_tokens}; retry when some have finished",
                     retry_after_s=self._hint_s(
-                        usage, num_tokens=usage.num_tokens + load.num_tokens - max_tokens
+                        queued, num_tokens=queued.num_tokens + size.num_tokens - max_tokens
                     ),
                     run=run.name,
                     limit=max_tokens,
                 )
 
-    def _check_bytes(self, run: LiveRun, load: Load) -> None:
-        for usage, whose, limit in (
+    def _check_bytes(self, run: LiveRun, size: OperationSize) -> None:
+        for queued, whose, limit in (
             (
-                self._projects.get(run.project, Usage()),
+                self._projects.get(run.project, QueuedCounts()),
                 "your project",
                 self._config.max_project_queued_bytes,
             ),
             (self._all, "all projects", self._config.max_queued_bytes),
         ):
-            excess = usage.num_bytes + load.num_bytes - limit
+            excess = queued.num_bytes + size.num_bytes - limit
             if excess > 0:
-                tokens_of_excess = usage.num_tokens * excess // max(1, usage.num_bytes)
+                tokens_of_excess = queued.num_tokens * excess // max(1, queued.num_bytes)
                 raise QueueFullError(
-                    f"{usage.num_bytes} bytes of requests of {whose} wait; retry when some have "
+                    f"{queued.num_bytes} bytes of requests of {whose} wait; retry when some have "
                     "finished",
-                    retry_after_s=self._hint_s(usage, num_tokens=tokens_of_excess),
+                    retry_after_s=self._hint_s(queued, num_tokens=tokens_of_excess),
                     run=run.name,
                     limit=limit,
                 )
 
-    def _hint_s(self, usage: Usage, *, num_operations: int = 0, num_tokens: int = 0) -> float:
+    def _hint_s(
+        self, queued: QueuedCounts, *, num_operations: int = 0, num_tokens: int = 0
+    ) -> float:
         """Return the time in which so many of the operations or tokens of a queue are done."""
         if not self._pace.tokens_per_s:
             return _DEFAULT_HINT_S
-        if usage.num_operations:
-            num_tokens += num_operations * usage.num_tokens // usage.num_operations
+        if queued.num_operations:
+            num_tokens += num_operations * queued.num_tokens // queued.num_operations
         hint_s = num_tokens * max(1, len(self._projects)) / self._pace.tokens_per_s
         return min(max(hint_s, _MIN_HINT_S), _MAX_HINT_S)

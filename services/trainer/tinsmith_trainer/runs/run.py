@@ -62,7 +62,7 @@ class LiveRun:
         is_closed: Whether the run was deleted.
         is_leaving: Whether another trainer is to go on with the run.
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
-        lock: Held while the state in the engine is computed, restored, parked or published.
+        lock: Held while the state in the engine is computed, restored, parked or exported.
         gate: Passed by requests while they are made durable.
         asked_s: When the run was asked for last, monotonic seconds.
 

@@ -22,7 +22,7 @@ _NUM_RECENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OperationSize:
     """What an operation takes of the limits of a queue.
 
     Attributes:
@@ -41,13 +41,13 @@ class QueuedOperation:
     Attributes:
         record: Its row in the ledger.
         work: What it asks for.
-        load: What it holds of the queue's limits.
+        size: What it holds of the queue's limits.
         span: Of its trace, from its acceptance to its result; None without one.
     """
 
     record: OperationRecord
     work: Work
-    load: Load
+    size: OperationSize
     span: Span | None = None
 
     @property
@@ -58,7 +58,7 @@ class QueuedOperation:
     @property
     def num_tokens(self) -> int:
         """Tokens to compute; 0 for what is no batch."""
-        return self.load.num_tokens
+        return self.size.num_tokens
 
 
 class RunQueue(Mapping[int, QueuedOperation]):

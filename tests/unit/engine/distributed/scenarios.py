@@ -339,7 +339,7 @@ def _full_errors(engine: Engine) -> dict[str, Any]:
     kinds = [type(one).__name__ for one in engine.compute([bad])]
     is_kept = torch.equal(engine.export_state("full").tensors["grad"], before)
     for action in (
-        lambda: engine.publish("full"),
+        lambda: engine.export("full"),
         lambda: engine.create_run("full", FullConfig()),
         lambda: engine.optim_step("full", dataclasses.replace(FULL_ADAM, learning_rate=3e38)),
         lambda: engine.optim_step("full", FULL_ADAM),

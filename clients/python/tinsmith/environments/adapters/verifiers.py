@@ -26,7 +26,7 @@ from tinsmith.environments.adapters.chat_dialogue import ChatDialogue, DialogueE
 from tinsmith.environments.adapters.chat_endpoint import ChatEndpoint, Ended, Refused
 from tinsmith.environments.adapters.deadlines import Deadline
 from tinsmith.environments.adapters.failures import EpisodeFailedError
-from tinsmith.environments.adapters.verifiers_episode import BackgroundEpisode, Outcome
+from tinsmith.environments.adapters.verifiers_episode import BackgroundEpisode, VerifiersOutcome
 from tinsmith.environments.adapters.verifiers_harness import register
 from tinsmith.environments.environment import (
     TEXT,
@@ -110,7 +110,7 @@ class VerifiersEnvironment(Environment):
         self._endpoint = ChatEndpoint()
         self._episode = BackgroundEpisode(env, task, self._endpoint)
         shown = self._next(deadline)
-        if isinstance(shown, Outcome):
+        if isinstance(shown, VerifiersOutcome):
             raise EpisodeFailedError(
                 f"{self._name} ended before the model had a turn: {shown.info['stop_condition']}"
             )
@@ -122,7 +122,7 @@ class VerifiersEnvironment(Environment):
             raise RuntimeError("the episode has not begun")
         self._endpoint.answer(self._dialogue.answer(action))
         shown = self._next(Deadline(self._timeout_s))
-        if isinstance(shown, Outcome):
+        if isinstance(shown, VerifiersOutcome):
             return StepResult(Observation(), shown.reward, True, to_plain(shown.info))
         return StepResult(shown, 0.0, False)
 
@@ -153,7 +153,7 @@ class VerifiersEnvironment(Environment):
                 "a later episode finds them"
             ) from error
 
-    def _next(self, deadline: Deadline) -> Observation | Outcome:
+    def _next(self, deadline: Deadline) -> Observation | VerifiersOutcome:
         """Return what the model is shown next, or how the episode ended."""
         assert self._endpoint is not None
         try:
@@ -168,7 +168,7 @@ class VerifiersEnvironment(Environment):
             if isinstance(event.outcome, BaseException):
                 problem = f"{type(event.outcome).__name__}: {event.outcome}"
                 raise EpisodeFailedError(f"{self._name} failed: {problem}") from event.outcome
-            return Outcome.read(event.outcome, self._seat, self._name)
+            return VerifiersOutcome.read(event.outcome, self._seat, self._name)
         if isinstance(event, Refused):
             raise self._unplayable(event.problem)
         try:

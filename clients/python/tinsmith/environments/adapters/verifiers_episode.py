@@ -28,14 +28,14 @@ PLAYER = "player"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an episode ended."""
+class VerifiersOutcome:
+    """How an episode of verifiers ended."""
 
     reward: float
     info: Mapping[str, Any]
 
     @classmethod
-    def read(cls, episode: Any, seat: str, name: str) -> Outcome:
+    def read(cls, episode: Any, seat: str, name: str) -> VerifiersOutcome:
         """Return the outcome of an `Episode` of verifiers.
 
         Raises:

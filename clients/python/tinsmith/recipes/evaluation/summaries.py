@@ -20,7 +20,7 @@ from tinsmith.rollouts import GroupResult, TerminationReason, pass_at_k
 from tinsmith.rollouts.records import EpisodeRecord
 from tinsmith.rollouts.records.making import Decoder
 from tinsmith.rollouts.records.record import PROBLEM
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 
 LENGTH = "length"
 """Reason of an episode whose last turn was cut off at the limit of a turn."""

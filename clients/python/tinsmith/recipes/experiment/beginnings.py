@@ -7,7 +7,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experiment.experiment import RunConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 
 def tokenizer_of(client: Client, base_model: str, begin_from: str = "") -> Tokenizer:

@@ -16,8 +16,8 @@ from numbers import Real
 from typing import Any, Protocol
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.sampling.sampler import Sampler
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.sampling.sampler_forms import Sampler
+from tinsmith.training.run_forms import TrainingRun
 from tinsmith.user_code import load_object
 
 PREFIX = "evaluator/"

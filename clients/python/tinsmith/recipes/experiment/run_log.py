@@ -37,7 +37,7 @@ from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.trackers import TrackedRun, Tracker, open_trackers
 from tinsmith.settings import resolve_settings
-from tinsmith.training.training_run import TrainingRun
+from tinsmith.training.run_forms import TrainingRun
 
 METRICS = "metrics.jsonl"
 

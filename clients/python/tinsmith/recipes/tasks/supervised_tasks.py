@@ -23,7 +23,7 @@ from tinsmith.recipes.tasks.conversations import (
 from tinsmith.recipes.tasks.lengths import fit_length
 from tinsmith.recipes.tasks.public_data import hold_out
 from tinsmith.recipes.tasks.row_layouts import ConversationFormatError
-from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import Datum, FloatArray, SamplingParams
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.sampling.cache.block_pool import BLOCK_TOKENS, BlockPool
 
 # Each keeps a row of logits besides its blocks.
@@ -34,7 +34,7 @@ class PromptKey:
     """What must be equal for a prompt to be known."""
 
     scope: str
-    weights: Published | None
+    weights: WeightVersion | None
     tokens: tuple[int, ...]
 
 
@@ -47,7 +47,7 @@ class KnownPrompt:
     """After its last token, [1, V]."""
 
 
-_Beginning = tuple[str, Published | None, bytes]
+_Beginning = tuple[str, WeightVersion | None, bytes]
 """Scope, weights and digest of the tokens of a number of whole blocks."""
 
 
@@ -99,7 +99,7 @@ class PromptCache:
         return KnownPrompt(kept.blocks, kept.last_logits)
 
     def find_beginning(
-        self, scope: str, weights: Published | None, digests: Sequence[bytes]
+        self, scope: str, weights: WeightVersion | None, digests: Sequence[bytes]
     ) -> list[int]:
         """Return the blocks of the longest known beginning of tokens.
 
@@ -136,7 +136,11 @@ class PromptCache:
             self._forget(next(each for each in prompts if each.scope == fullest))
 
     def add_beginning(
-        self, scope: str, weights: Published | None, tokens: Sequence[int], blocks: Sequence[int]
+        self,
+        scope: str,
+        weights: WeightVersion | None,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
     ) -> None:
         """Note that blocks hold the keys and values of tokens; what is not full is left out."""
         digests = digests_of_blocks(tokens)

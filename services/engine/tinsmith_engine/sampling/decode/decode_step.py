@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.base.types import ImageInput, IntArray, Published
+from tinsmith_engine.base.types import ImageInput, IntArray, WeightVersion
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.model.decoder import Bound, Decoder
@@ -42,7 +42,7 @@ class DecodeSequence:
 
     blocks: Sequence[int]
     """Where it is cached."""
-    weights: Published | None
+    weights: WeightVersion | None
     tokens: Sequence[int]
     """Prompt and completion."""
     position: int
@@ -55,7 +55,7 @@ class DecodeSequence:
 class PromptPiece:
     """Neighbouring tokens of a prompt that are to be read; those before them are cached."""
 
-    weights: Published | None
+    weights: WeightVersion | None
     tokens: Sequence[int]
     """Of the whole prompt, T."""
     blocks: Sequence[int]
@@ -228,7 +228,7 @@ class CachedDecoding:
         self._cache.clear(blocks)
 
     def _prompt_weights(
-        self, serial: int | None, segments: Sequence[Published | None], rows: PackedRows
+        self, serial: int | None, segments: Sequence[WeightVersion | None], rows: PackedRows
     ) -> tuple[DecoderWeights, DecoderWeights]:
         """Return the weights that all rows see, and those with the adapters of each segment."""
         if serial is not None:
@@ -247,7 +247,7 @@ class CachedDecoding:
         self,
         frozen: DecoderWeights,
         hidden: Tensor,
-        ends: Sequence[tuple[int, Published | None]],
+        ends: Sequence[tuple[int, WeightVersion | None]],
     ) -> Tensor:
         """Return the logits [ends, V] of rows, each given with its weights."""
         num_rows = frozen.head.split.rows_for(len(ends))
@@ -343,26 +343,26 @@ class CachedDecoding:
             weights = decode_weights(self._versions.bound(_given(rows[0].weights)), [], [])
         else:
             distinct = {_serial(row.weights): row.weights for row in rows}
-            published_list = [one for one in distinct.values() if one is not None]
-            order = {one.serial: index for index, one in enumerate(published_list)}
+            handles = [one for one in distinct.values() if one is not None]
+            order = {one.serial: index for index, one in enumerate(handles)}
             weights = decode_weights(
                 self._base,
-                [self._adapters(one) for one in published_list],
+                [self._adapters(one) for one in handles],
                 [None if one is None else order[one] for one in used],
             )
         self._composed[serial] = (used, weights)
         return weights
 
-    def _adapters(self, published: Published) -> AdapterWeights:
-        bound: Bound = self._versions.bound(published)
+    def _adapters(self, handle: WeightVersion) -> AdapterWeights:
+        bound: Bound = self._versions.bound(handle)
         if not isinstance(bound, AdapterWeights):
             raise TypeError("a full-parameter version is not worn over the base model")
         return bound
 
-    def _full_serial(self, published: Published | None) -> int | None:
-        if published is None or not self._versions.tensors(published).is_full:
+    def _full_serial(self, handle: WeightVersion | None) -> int | None:
+        if handle is None or not self._versions.tensors(handle).is_full:
             return None
-        return published.serial
+        return handle.serial
 
     def _logits(self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor) -> Tensor:
         eps = self._decoder.config.rms_eps
@@ -405,14 +405,14 @@ class RecomputeDecoding:
             [self._logits(row.weights, row.tokens[: row.position + 1])[-1] for row in rows]
         )
 
-    def _logits(self, weights: Published | None, tokens: Sequence[int]) -> Tensor:
+    def _logits(self, weights: WeightVersion | None, tokens: Sequence[int]) -> Tensor:
         bound = self._base if weights is None else self._versions.bound(weights)
         with torch.no_grad():
             return self._model.logits(bound, torch.tensor(tokens)[None])[0].float()
 
 
 def _positions(
-    segments: Sequence[tuple[Published | None, Sequence[PromptPiece]]],
+    segments: Sequence[tuple[WeightVersion | None, Sequence[PromptPiece]]],
 ) -> list[list[IntArray]]:
     """Return the rotary positions of all pieces: on three axes if one of them holds images."""
     found = [[piece.positions for piece in members] for _, members in segments]
@@ -423,14 +423,14 @@ def _positions(
     return found
 
 
-def _given(published: Published | None) -> Published:
-    if published is None:
+def _given(handle: WeightVersion | None) -> WeightVersion:
+    if handle is None:
         raise AssertionError("a full-parameter part has a version")
-    return published
+    return handle
 
 
-def _serial(published: Published | None) -> int | None:
-    return None if published is None else published.serial
+def _serial(handle: WeightVersion | None) -> int | None:
+    return None if handle is None else handle.serial
 
 
 def _adapted_head(head: LinearTarget, lora: LoraTarget) -> LinearTarget:

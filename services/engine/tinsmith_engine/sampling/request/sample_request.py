@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tinsmith_engine.base.types import FloatArray, ImageInput, IntArray, ModelInfo, Published
+from tinsmith_engine.base.types import FloatArray, ImageInput, IntArray, ModelInfo, WeightVersion
 from tinsmith_engine.packing.images import place_images
 from tinsmith_runtime.errors import (
     EmptyBatchError,
@@ -86,7 +86,7 @@ class SampleRequest:
     prompt_tokens: Sequence[int]
     max_tokens: int
     """Longest completion; 0 only scores the prompt."""
-    weights: Published | None = None
+    weights: WeightVersion | None = None
     """None means the base model."""
     num_samples: int = 1
     temperature: float = 1.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tinsmith_engine.sampling.schedule.sequence_cache import SequenceCache
 from tinsmith_engine.sampling.schedule.sequences import (
     ActiveSequence,
-    Order,
     Reading,
+    RequestState,
     WaitingGroup,
     WaitingGroups,
 )
@@ -46,7 +46,7 @@ class Candidate:
         return self.group.num_passed >= _PATIENCE
 
 
-class Admission:
+class SequenceAdmission:
     """The sequences that hold blocks, and the groups that wait.
 
     Args:
@@ -77,9 +77,9 @@ class Admission:
         """Return what could begin, by project and in order."""
         if not self.waiting:
             return {}
-        num_active = Counter(sequence.order.project for sequence in self.active)
+        num_active = Counter(sequence.state.project for sequence in self.active)
         for reading in self.reading:
-            num_active[reading.order.project] += len(reading.group.samples)
+            num_active[reading.state.project] += len(reading.group.samples)
         demands = num_active.copy()
         for project in self.waiting.projects:
             demands[project] += self.waiting.num_samples(project)
@@ -100,7 +100,7 @@ class Admission:
         for group in self._looked_at(project):
             if num_places <= 0:
                 break
-            if (urgent is not None and group is not urgent) or self.is_being_read(group.order):
+            if (urgent is not None and group is not urgent) or self.is_being_read(group.state):
                 continue
             num_samples = self._num_fitting(
                 group, min(len(group.samples), num_places), num_available
@@ -110,18 +110,18 @@ class Admission:
                 num_samples, pushes = 1, True
             if not num_samples:
                 continue
-            num_tokens = len(group.order.request.prompt_tokens)
-            if self._cache.is_known(group.order):
+            num_tokens = len(group.state.request.prompt_tokens)
+            if self._cache.is_known(group.state):
                 num_tokens = 0
             found.append(Candidate(group, num_samples, num_tokens, pushes))
             num_places -= num_samples
             num_available -= self._needed(group, num_samples)
         return found
 
-    def is_being_read(self, order: Order) -> bool:
+    def is_being_read(self, state: RequestState) -> bool:
         """Whether the prompt of a request, or the same one of another, is being read."""
         return any(
-            one.order is order or (order.key is not None and one.order.key == order.key)
+            one.state is state or (state.key is not None and one.state.key == state.key)
             for one in self.reading
         )
 
@@ -132,7 +132,7 @@ class Admission:
         """Return how many blocks samples of a group need to begin."""
         if group.resumed is not None:
             return self._cache.blocks_to_resume(group.resumed)
-        return self._cache.blocks_to_begin(group.order, num_samples)
+        return self._cache.blocks_to_begin(group.state, num_samples)
 
     def _num_fitting(self, group: WaitingGroup, num_samples: int, num_available: int) -> int:
         """Return how many samples of a group could begin in so many blocks."""
@@ -152,27 +152,27 @@ class Admission:
         """Return whether a group's project is below its part of the blocks, and another above."""
         held = self._num_blocks_held()
         num_blocks = self._needed(group, 1)
-        part = self._part_of_blocks(group.order.project)
-        return held[group.order.project] + num_blocks <= part < max(held.values(), default=0)
+        part = self._part_of_blocks(group.state.project)
+        return held[group.state.project] + num_blocks <= part < max(held.values(), default=0)
 
     def _num_blocks_held(self) -> Counter[str]:
         held: dict[str, set[int]] = {}
         for sequence in self.active:
-            held.setdefault(sequence.order.project, set()).update(sequence.blocks)
+            held.setdefault(sequence.state.project, set()).update(sequence.blocks)
         for reading in self.reading:
-            held.setdefault(reading.order.project, set()).update(reading.blocks)
+            held.setdefault(reading.state.project, set()).update(reading.blocks)
         return Counter({project: len(blocks) for project, blocks in held.items()})
 
     def _part_of_blocks(self, project: str) -> int:
         holding: list[ActiveSequence | Reading] = [*self.active, *self.reading]
-        projects = {project, *(one.order.project for one in holding)}
+        projects = {project, *(one.state.project for one in holding)}
         return self._cache.num_blocks // len(projects)
 
     def can_begin(self, candidate: Candidate) -> bool:
         """Make room for a candidate; return whether there is."""
         group = candidate.group
-        while not self._cache.make_room_for(group.order, candidate.num_samples):
-            victim = self._above_part(group.order.project) if candidate.pushes else None
+        while not self._cache.make_room_for(group.state, candidate.num_samples):
+            victim = self._above_part(group.state.project) if candidate.pushes else None
             if victim is None:
                 return False
             self._give_way(victim)
@@ -192,9 +192,9 @@ class Admission:
         if num_samples == len(samples):
             return group
         num_passed = group.num_passed
-        rest = WaitingGroup(group.order, samples[num_samples:], num_passed=num_passed)
+        rest = WaitingGroup(group.state, samples[num_samples:], num_passed=num_passed)
         self.waiting.add(rest, is_first=True)
-        return WaitingGroup(group.order, samples[:num_samples], group.resumed, num_passed)
+        return WaitingGroup(group.state, samples[:num_samples], group.resumed, num_passed)
 
     def begin_reading(self, candidate: Candidate) -> Reading:
         """Begin to read the prompt of a candidate; there must be room for it."""
@@ -211,12 +211,12 @@ class Admission:
             self._cache.abandon(reading)
             self.waiting.add(reading.group, is_first=True)
 
-    def cancel(self, order: Order) -> None:
+    def cancel(self, state: RequestState) -> None:
         """Forget what a request has waiting, and its sequences."""
-        for sequence in [one for one in self.active if one.order is order]:
+        for sequence in [one for one in self.active if one.state is state]:
             self.leave(sequence)
-        self.abandon([one for one in self.reading if one.order is order])
-        self.waiting.remove_order(order)
+        self.abandon([one for one in self.reading if one.state is state])
+        self.waiting.remove_state(state)
 
     def _passed(self, begun: WaitingGroup) -> Iterator[WaitingGroup]:
         """Yield the groups that wait for blocks while a younger one begins."""
@@ -244,17 +244,17 @@ class Admission:
         found = [
             one
             for one in self.active
-            if not one.is_kept and one.order.project != project and held[one.order.project] > part
+            if not one.is_kept and one.state.project != project and held[one.state.project] > part
         ]
         return max(found, key=lambda one: one.serial, default=None)
 
     def _least_entitled(self, growing: ActiveSequence) -> ActiveSequence:
         """Return the sequence that gives way to one that grows; it may be that one."""
-        project = growing.order.project
+        project = growing.state.project
         above = self._above_part(project)
         if above is not None:
             return above
-        own = [one for one in self.active if one.order.project == project and not one.is_kept]
+        own = [one for one in self.active if one.state.project == project and not one.is_kept]
         return max(own or self.active, key=lambda one: one.serial)
 
     def _give_way(self, sequence: ActiveSequence) -> None:
@@ -264,7 +264,7 @@ class Admission:
         # It reads what led to its logits again.
         sequence.num_cached, sequence.held = 0, None
         samples = range(sequence.sample_index, sequence.sample_index + 1)
-        self.waiting.add(WaitingGroup(sequence.order, samples, sequence), is_first=True)
+        self.waiting.add(WaitingGroup(sequence.state, samples, sequence), is_first=True)
 
     def enter(self, begun: Sequence[ActiveSequence]) -> None:
         """Note sequences that have begun, or begun again."""

@@ -23,7 +23,12 @@ from tinsmith_engine.sampling.decode.prompt_logprobs import (
     wants_scores,
 )
 from tinsmith_engine.sampling.request.sample_request import PromptLogprobs, SampleRequest
-from tinsmith_engine.sampling.schedule.sequences import ActiveSequence, Order, Reading, WaitingGroup
+from tinsmith_engine.sampling.schedule.sequences import (
+    ActiveSequence,
+    Reading,
+    RequestState,
+    WaitingGroup,
+)
 
 _MIN_PLANNED = 4
 
@@ -64,33 +69,33 @@ class SequenceCache:
         """Blocks that are free, or hold nothing but known prompts."""
         return self._pool.num_free + self.prompts.num_unread
 
-    def is_known(self, order: Order) -> bool:
+    def is_known(self, state: RequestState) -> bool:
         """Whether the prompt of a request need not be read."""
-        return order.key in self.prompts and not _is_scored(order)
+        return state.key in self.prompts and not _is_scored(state)
 
     def blocks_to_resume(self, sequence: ActiveSequence) -> int:
         """Return how many blocks a sequence that gave way needs to read all of its tokens again."""
         num_blocks = self._decoding.blocks_for(len(sequence.tokens))
-        return max(num_blocks, self.blocks_to_begin(sequence.order, 1))
+        return max(num_blocks, self.blocks_to_begin(sequence.state, 1))
 
-    def blocks_to_begin(self, order: Order, num_samples: int) -> int:
+    def blocks_to_begin(self, state: RequestState, num_samples: int) -> int:
         """Return how many blocks samples need for the prompt and the first step behind it."""
-        request = order.request
+        request = state.request
         num_tokens = len(request.prompt_tokens)
-        num_blocks = 0 if self.is_known(order) else self._decoding.blocks_for(num_tokens)
+        num_blocks = 0 if self.is_known(state) else self._decoding.blocks_for(num_tokens)
         if request.max_tokens <= 1 or not self._pool.num_blocks:
             return num_blocks
         # The first of them writes into the last block of a prompt that it read, if it has room.
         has_room = num_tokens % BLOCK_TOKENS != 0 and num_blocks > 0
         return num_blocks + num_samples - has_room
 
-    def make_room_for(self, order: Order, num_samples: int) -> bool:
+    def make_room_for(self, state: RequestState, num_samples: int) -> bool:
         """Let go of known prompts until samples can begin; return whether they can."""
-        if order.key is not None:
-            self.prompts.find(order.key)
-        while self.make_room(num_blocks := self.blocks_to_begin(order, num_samples)):
+        if state.key is not None:
+            self.prompts.find(state.key)
+        while self.make_room(num_blocks := self.blocks_to_begin(state, num_samples)):
             # The prompt may have been known until room was made.
-            if num_blocks >= self.blocks_to_begin(order, num_samples):
+            if num_blocks >= self.blocks_to_begin(state, num_samples):
                 return True
         return False
 
@@ -101,49 +106,49 @@ class SequenceCache:
                 return False
         return True
 
-    def known(self, order: Order) -> ReadPrompt:
+    def known(self, state: RequestState) -> ReadPrompt:
         """Return the prompt of a request that is known; its listener is told if that is new."""
-        known = None if order.key is None else self.prompts.find(order.key)
+        known = None if state.key is None else self.prompts.find(state.key)
         if known is None:
             raise AssertionError("a prompt that is known is found")
         self._pool.share(known.blocks)
-        self._tell(order, None, len(order.request.prompt_tokens))
-        shift = rope_shift(order.request.images)
+        self._tell(state, None, len(state.request.prompt_tokens))
+        shift = rope_shift(state.request.images)
         return ReadPrompt(list(known.blocks), known.last_logits, shift, [], is_known=True)
 
     def begin_reading(self, group: WaitingGroup, *, is_urgent: bool) -> Reading:
         """Give a prompt its blocks, and what is known of its beginning; there must be room."""
-        order = group.order
-        request = order.request
+        state = group.state
+        request = state.request
         num_tokens = len(request.prompt_tokens)
-        scores = PromptScores(request) if _is_scored(order) else None
-        beginning = [] if scores is not None else self._known_beginning(order)
+        scores = PromptScores(request) if _is_scored(state) else None
+        beginning = [] if scores is not None else self._known_beginning(state)
         num_blocks = self._decoding.blocks_for(num_tokens)
         run = self._pool.take_run(num_blocks, _num_planned(num_blocks, request.max_tokens))
         blocks, planned = run or (self._pool.take(num_blocks), [])
         self._copy(beginning, blocks[: len(beginning)])
         num_known = len(beginning) * BLOCK_TOKENS
         return Reading(
-            group, order.weights, blocks, planned, num_known, num_known, scores, is_urgent
+            group, state.weights, blocks, planned, num_known, num_known, scores, is_urgent
         )
 
-    def _known_beginning(self, order: Order) -> list[int]:
+    def _known_beginning(self, state: RequestState) -> list[int]:
         """Return the known blocks of a prompt; its last token is read in any case."""
-        if order.key is None or not self._decoding.cuts_prompts:
+        if state.key is None or not self._decoding.cuts_prompts:
             return []
-        digests = digests_of_blocks(order.key.tokens[:-1])
-        return self.prompts.find_beginning(order.key.scope, order.weights, digests)
+        digests = digests_of_blocks(state.key.tokens[:-1])
+        return self.prompts.find_beginning(state.key.scope, state.weights, digests)
 
     def size_of_piece(self, reading: Reading, most: int) -> int:
         """Return how many tokens of a prompt are read next: at most so many."""
         # An image is not cut, so its prompt is not.
-        may_cut = self._decoding.cuts_prompts and not reading.order.request.images
+        may_cut = self._decoding.cuts_prompts and not reading.state.request.images
         return min(reading.num_left, most) if may_cut else reading.num_left
 
     def read(self, pieces: Sequence[tuple[Reading, int]]) -> None:
         """Read a number of tokens of each of some prompts, in one pass."""
         for reading, num_tokens in pieces:
-            reading.is_pure &= reading.weights == reading.order.weights
+            reading.is_pure &= reading.weights == reading.state.weights
             # Piece by piece: to clear all of a long prompt takes longer than a step.
             # The last block of the piece before has what that one wrote.
             start, stop = (
@@ -162,22 +167,22 @@ class SequenceCache:
 
     def finish(self, reading: Reading) -> ReadPrompt:
         """Return a prompt that is read; the listener of the request is told the first time."""
-        order, last = reading.order, reading.last_logits
+        state, last = reading.state, reading.last_logits
         if last is None:
             raise AssertionError("a prompt that is not read to its end has no logits")
-        if order.key is not None and reading.is_pure:
-            self.prompts.add(order.key, reading.blocks, last)
+        if state.key is not None and reading.is_pure:
+            self.prompts.add(state.key, reading.blocks, last)
         scores = None if reading.scores is None else reading.scores.found()
-        self._tell(order, scores, reading.num_known)
-        shift = rope_shift(order.request.images)
+        self._tell(state, scores, reading.num_known)
+        shift = rope_shift(state.request.images)
         return ReadPrompt(reading.blocks, last, shift, reading.planned, is_known=False)
 
-    def _tell(self, order: Order, scores: PromptLogprobs | None, num_cached: int) -> None:
-        if order.is_read:
+    def _tell(self, state: RequestState, scores: PromptLogprobs | None, num_cached: int) -> None:
+        if state.is_read:
             return
-        order.is_read, order.prompt, order.num_cached_tokens = True, scores, num_cached
-        if order.listener is not None:
-            order.listener.begin(scores, num_cached, order.version)
+        state.is_read, state.prompt, state.num_cached_tokens = True, scores, num_cached
+        if state.listener is not None:
+            state.listener.begin(scores, num_cached, state.version)
 
     def abandon(self, reading: Reading) -> None:
         """Let go of the blocks of a prompt that is not read to its end.
@@ -191,7 +196,7 @@ class SequenceCache:
 
     def num_beginning(self, group: WaitingGroup, prompt: ReadPrompt) -> int:
         """Return how many samples of a group may begin behind a prompt that was read for them."""
-        request = group.order.request
+        request = group.state.request
         num_shared = len(prompt.blocks)
         if num_shared and request.max_tokens > 1:
             num_shared = len(request.prompt_tokens) // BLOCK_TOKENS
@@ -204,19 +209,19 @@ class SequenceCache:
 
     def keep(self, sequence: ActiveSequence) -> None:
         """Let what a sequence has cached be found by prompts that begin with it."""
-        order = sequence.order
-        if order.key is None or order.has_changed or not self._decoding.cuts_prompts:
+        state = sequence.state
+        if state.key is None or state.has_changed or not self._decoding.cuts_prompts:
             return
         self.prompts.add_beginning(
-            order.key.scope,
-            order.weights,
+            state.key.scope,
+            state.weights,
             sequence.tokens[: sequence.num_cached],
             sequence.blocks,
         )
 
     def adopt(self, begun: Sequence[ActiveSequence], prompt: ReadPrompt) -> None:
         """Give sequences the blocks of their prompt, of which the caller is a reader."""
-        request = begun[0].order.request
+        request = begun[0].state.request
         num_tokens = len(request.prompt_tokens)
         num_blocks = len(prompt.blocks)
         num_planned = _num_planned(num_blocks, request.max_tokens)
@@ -261,7 +266,7 @@ class SequenceCache:
 
     def _move(self, sequence: ActiveSequence) -> None:
         """Copy a sequence to where it has room to grow, if there is such a place."""
-        num_left = sequence.order.request.max_tokens - len(sequence.logprobs)
+        num_left = sequence.state.request.max_tokens - len(sequence.logprobs)
         num_blocks = len(sequence.blocks)
         run = self._pool.take_run(num_blocks, _num_planned(num_blocks, num_left))
         if run is None:
@@ -319,11 +324,11 @@ def _num_planned(num_blocks: int, max_tokens: int) -> int:
 
 def _piece(reading: Reading, num_tokens: int) -> PromptPiece:
     """Return the next tokens of a prompt as they are to be read."""
-    order = reading.order
-    request = order.request
+    state = reading.state
+    request = state.request
     last = len(request.prompt_tokens) - 1
     return PromptPiece(
-        weights=order.weights,
+        weights=state.weights,
         tokens=request.prompt_tokens,
         blocks=reading.blocks,
         start=reading.num_read,
@@ -333,6 +338,6 @@ def _piece(reading: Reading, num_tokens: int) -> PromptPiece:
     )
 
 
-def _is_scored(order: Order) -> bool:
-    request: SampleRequest = order.request
-    return wants_scores(request) and not order.is_read
+def _is_scored(state: RequestState) -> bool:
+    request: SampleRequest = state.request
+    return wants_scores(request) and not state.is_read

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tinsmith_engine.base.types import Published
+from tinsmith_engine.base.types import WeightVersion
 from tinsmith_engine.sampling.cache.prefix_cache import PromptKey
 from tinsmith_engine.sampling.decode.logit_shaping import RowShaping
 from tinsmith_engine.sampling.decode.prompt_logprobs import PromptScores
@@ -26,12 +26,12 @@ from tinsmith_engine.sampling.request.stop_search import StopSearch
 
 
 @dataclass(slots=True, eq=False)
-class Order:
-    """A request that has not ended."""
+class RequestState:
+    """A request that has not ended, and how far it is."""
 
     id: int
     request: SampleRequest
-    weights: Published | None
+    weights: WeightVersion | None
     """What its next token is sampled from."""
     listener: TokenListener | None
     num_unfinished: int
@@ -57,12 +57,12 @@ class Order:
         """Of its weights; 0 for a base model."""
         return 0 if self.weights is None else self.weights.version
 
-    def update(self, weights: Published) -> None:
+    def update(self, weights: WeightVersion) -> None:
         """Sample from other weights from now on."""
         self.has_changed = True
         self.use(weights)
 
-    def use(self, weights: Published | None) -> None:
+    def use(self, weights: WeightVersion | None) -> None:
         """Sample from these weights."""
         self.weights = weights
         # Images are part of what was read, and not among the tokens.
@@ -83,7 +83,7 @@ class HeldLogits(NamedTuple):
 class ActiveSequence:
     """One sequence that is being sampled."""
 
-    order: Order
+    state: RequestState
     sample_index: int
     serial: int
     """Of its first beginning: an earlier one has a lower number."""
@@ -113,7 +113,7 @@ class ActiveSequence:
     @property
     def completion(self) -> list[int]:
         """The tokens that were sampled."""
-        return self.tokens[len(self.order.request.prompt_tokens) :]
+        return self.tokens[len(self.state.request.prompt_tokens) :]
 
     @property
     def is_caught_up(self) -> bool:
@@ -122,23 +122,23 @@ class ActiveSequence:
 
     def rule(self) -> PickRule:
         """Return how its next token is picked."""
-        request = self.order.request
+        request = self.state.request
         drawn = uniform(request.seed, self.sample_index, len(self.logprobs))
         return PickRule(request.temperature, request.top_k, request.top_p, drawn, request.min_p)
 
     def sampled(self, reason: str | None) -> SampledSequence:
         """Return it as the caller sees it."""
-        order = self.order
+        state = self.state
         return SampledSequence(
-            request_id=order.id,
+            request_id=state.id,
             sample_index=self.sample_index,
             tokens=self.completion,
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
             versions=list(self.versions),
             finish_reason=reason,
-            prompt=order.prompt,
-            topk=list(self.topk) if order.request.topk_sample_logprobs > 0 else None,
-            num_cached_prompt_tokens=order.num_cached_tokens,
+            prompt=state.prompt,
+            topk=list(self.topk) if state.request.topk_sample_logprobs > 0 else None,
+            num_cached_prompt_tokens=state.num_cached_tokens,
         )
 
 
@@ -146,7 +146,7 @@ class ActiveSequence:
 class WaitingGroup:
     """Samples of one request that have not begun, or one that gave its blocks up."""
 
-    order: Order
+    state: RequestState
     samples: range
     resumed: ActiveSequence | None = None
     num_passed: int = 0
@@ -159,8 +159,8 @@ class Reading:
 
     group: WaitingGroup
     """The samples that begin once it is read."""
-    weights: Published | None
-    """Those of its first piece. A piece behind an update of the order is read with newer ones."""
+    weights: WeightVersion | None
+    """Those of its first piece. A piece behind an update of the request is read with newer ones."""
     blocks: list[int]
     """All that the prompt takes; its reader is this."""
     planned: list[int]
@@ -181,14 +181,14 @@ class Reading:
     """After the last token, [1, V]; None until it is read."""
 
     @property
-    def order(self) -> Order:
+    def state(self) -> RequestState:
         """The request."""
-        return self.group.order
+        return self.group.state
 
     @property
     def num_left(self) -> int:
         """Tokens that are still to be read."""
-        return len(self.order.request.prompt_tokens) - self.num_read
+        return len(self.state.request.prompt_tokens) - self.num_read
 
 
 class WaitingGroups:
@@ -220,22 +220,22 @@ class WaitingGroups:
 
     def add(self, group: WaitingGroup, *, is_first: bool = False) -> None:
         """Add a group behind those of its project, or before them."""
-        groups = self._groups.setdefault(group.order.project, deque())
+        groups = self._groups.setdefault(group.state.project, deque())
         if is_first:
             groups.appendleft(group)
         else:
             groups.append(group)
-        self._num_samples[group.order.project] += len(group.samples)
+        self._num_samples[group.state.project] += len(group.samples)
 
     def remove(self, group: WaitingGroup) -> None:
         """Take a group out."""
-        groups = self._groups[group.order.project]
+        groups = self._groups[group.state.project]
         groups.remove(group)
-        self._num_samples[group.order.project] -= len(group.samples)
+        self._num_samples[group.state.project] -= len(group.samples)
         if not groups:
-            del self._groups[group.order.project], self._num_samples[group.order.project]
+            del self._groups[group.state.project], self._num_samples[group.state.project]
 
-    def remove_order(self, order: Order) -> None:
+    def remove_state(self, state: RequestState) -> None:
         """Take out what a request has waiting."""
-        for group in [group for group in self.of(order.project) if group.order is order]:
+        for group in [group for group in self.of(state.project) if group.state is state]:
             self.remove(group)

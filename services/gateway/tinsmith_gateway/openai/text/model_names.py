@@ -41,8 +41,8 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRun:
-    """The newest weights of a run."""
+class LatestWeights:
+    """The newest weights of a run, as a source of samples."""
 
     name: str
 
@@ -54,7 +54,7 @@ class SavedPath:
     path: TinkerPath
 
 
-Source = BaseModel | Checkpoint | LiveRun
+Source = BaseModel | Checkpoint | LatestWeights
 
 
 def candidates(
@@ -75,7 +75,7 @@ def candidates(
     bare = model.removesuffix(names.LATEST)
     if model.startswith("projects/"):
         if _is_name(names.RunName, bare):
-            return (LiveRun(bare),)
+            return (LatestWeights(bare),)
         return (Checkpoint(model),) if _is_name(names.CheckpointName, model) else ()
     run = _run(bare, project)
     if is_latest:
@@ -99,9 +99,9 @@ def _saved_path(model: str) -> tuple[SavedPath, ...]:
     return (SavedPath(path),)
 
 
-def _run(model: str, project: str) -> tuple[LiveRun, ...]:
+def _run(model: str, project: str) -> tuple[LatestWeights, ...]:
     try:
-        return (LiveRun(str(names.RunName(project, run_id_of(model)))),)
+        return (LatestWeights(str(names.RunName(project, run_id_of(model)))),)
     except InvalidFieldError:
         return ()
 

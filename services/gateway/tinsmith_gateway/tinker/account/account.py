@@ -12,7 +12,7 @@ from tinsmith.rpc.lists import pages
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, keys_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker.promises import usage
-from tinsmith_gateway.tinker.promises.usage import HOUR_S, Usage, UsageKey
+from tinsmith_gateway.tinker.promises.usage import HOUR_S, HourlyUsage, UsageKey
 from tinsmith_gateway.tinker.wire import ids
 from tinsmith_gateway.tinker.wire.base_models import BaseModels
 from tinsmith_gateway.tinker.wire.contract_calls import Native, iso_time, user_native
@@ -41,7 +41,9 @@ class Account:
         client_config: Merged into the answer of `client/config`.
     """
 
-    def __init__(self, models: BaseModels, usage_: Usage, client_config: dict[str, object]) -> None:
+    def __init__(
+        self, models: BaseModels, usage_: HourlyUsage, client_config: dict[str, object]
+    ) -> None:
         self._models = models
         self._usage = usage_
         self._client_config = client_config

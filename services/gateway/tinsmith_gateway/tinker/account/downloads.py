@@ -42,7 +42,7 @@ _LINK_LIFETIME_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class DownloadLink:
     """What a link is good for.
 
     Attributes:
@@ -124,7 +124,7 @@ class Downloads:
     async def fetch(self, call: Call) -> Response:
         """Stream a file to the holder of its URL."""
         name, token, *names = await self.opened(call.request.path_params["ticket"], _FILE)
-        ticket = Ticket(name, token, tuple(names))
+        ticket = DownloadLink(name, token, tuple(names))
         chunks = self._read(ticket)
         # The first piece before the status: an expired token is an error and no empty file.
         first = await anext(chunks, b"")
@@ -134,7 +134,7 @@ class Downloads:
             body = _encrypted(body, recipients)
         return StreamingResponse(body, media_type="application/octet-stream")
 
-    async def _read(self, ticket: Ticket) -> AsyncGenerator[bytes]:
+    async def _read(self, ticket: DownloadLink) -> AsyncGenerator[bytes]:
         request = checkpoint_pb2.DownloadCheckpointFileRequest(name=ticket.name, token=ticket.token)
         async for piece in self._services.upstream.stream(
             CHECKPOINT_SERVICE,

@@ -32,7 +32,7 @@ class UsageKey:
     kind: str
 
 
-class Usage:
+class HourlyUsage:
     """Counts by hour.
 
     Args:

@@ -14,7 +14,7 @@ from tinsmith_gateway.endpoint import Call, too_large
 from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker.promises import futures, usage
 from tinsmith_gateway.tinker.promises.future_store import FutureStore
-from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.promises.usage import HourlyUsage
 from tinsmith_gateway.tinker.runs.numbered_calls import OrderedCalls, Prepared
 from tinsmith_gateway.tinker.sampling.recordings import STABLE_REINFORCE, Recordings
 from tinsmith_gateway.tinker.wire import age_encryption, bodies, ids, training_codec
@@ -48,7 +48,7 @@ class Training:
         calls: OrderedCalls,
         store: FutureStore,
         models: BaseModels,
-        usage_: Usage,
+        usage_: HourlyUsage,
         threads: ProjectThreads,
         *,
         max_body_bytes: int,

@@ -21,7 +21,7 @@ from tinsmith_gateway.metrics import PENDING_SAMPLES
 from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.tinker.promises import usage
 from tinsmith_gateway.tinker.promises.future_store import SAMPLE, FutureRecord, FutureStore
-from tinsmith_gateway.tinker.promises.usage import Usage
+from tinsmith_gateway.tinker.promises.usage import HourlyUsage
 from tinsmith_gateway.tinker.sampling.recordings import Recordings
 from tinsmith_gateway.tinker.wire import bodies, sample_codec
 from tinsmith_gateway.upstream.pod_client import Upstream
@@ -83,7 +83,7 @@ class Samples:
         store: FutureStore,
         upstream: Upstream,
         callers: Callers,
-        usage_: Usage,
+        usage_: HourlyUsage,
         threads: ProjectThreads,
     ) -> None:
         self._store = store

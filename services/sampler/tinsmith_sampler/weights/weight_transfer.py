@@ -28,7 +28,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sealed_memory import map_sealed
-from tinsmith_sampler.trainer_protocol import Trainers, WeightChunk, WeightDescription
+from tinsmith_sampler.weights.trainer_protocol import Trainers, WeightChunk, WeightDescription
 
 logger = logging.getLogger(__name__)
 

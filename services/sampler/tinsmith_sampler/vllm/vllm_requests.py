@@ -16,7 +16,7 @@ import numpy as np
 
 from tinsmith_engine import PromptLogprobs, SampledSequence, SampledToken, SampleRequest
 from tinsmith_engine.sampling.request.stop_search import StopSearch
-from tinsmith_sampler.engine_protocol import Ticket
+from tinsmith_sampler.engines.engine_protocol import Ticket
 from tinsmith_sampler.vllm.messages import Adapter, Generate, LikeliestTokens, Update
 
 _SEED_BYTES = 7
@@ -30,7 +30,7 @@ class _Sample:
     reason: str | None = None
 
 
-class Job:
+class VllmRequest:
     """A request, and its completions so far.
 
     Args:

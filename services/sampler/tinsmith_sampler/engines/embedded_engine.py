@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tinsmith.version import __version__
-from tinsmith_engine import AdapterConfig, Published, SampledSequence, Sampler, SampleRequest
+from tinsmith_engine import AdapterConfig, SampledSequence, Sampler, SampleRequest, WeightVersion
 from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import EngineHost
@@ -30,7 +30,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.text.tokenizer_files import read_stop_token_ids
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import (
+from tinsmith_sampler.engines.engine_protocol import (
     EngineCapabilities,
     EngineListener,
     EngineStatistics,
@@ -49,8 +49,8 @@ from tinsmith_sampler.metrics import (
     SEQUENCES,
     WEIGHT_UPDATES,
 )
-from tinsmith_sampler.token_stream import TokenFeed
-from tinsmith_sampler.usage_log import SharedTime, amounts_of
+from tinsmith_sampler.requests.token_stream import TokenFeed
+from tinsmith_sampler.requests.usage_log import SharedTime, amounts_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class EmbeddedEngine:
         self._tickets: dict[int, Ticket] = {}
         self._feeds: dict[int, TokenFeed] = {}
         self._note_outdated = note_outdated
-        self._outdated: set[Published] = set()
+        self._outdated: set[WeightVersion] = set()
         self._stepped_at_s = time.monotonic()
         self._time = SharedTime()
         self._num_preemptions = 0
@@ -139,7 +139,7 @@ class EmbeddedEngine:
         except DrainingError:
             logger.debug("the engine stopped before a request was cancelled")
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Sample the tokens to come from newer weights.
 
         Raises:
@@ -149,7 +149,7 @@ class EmbeddedEngine:
 
     async def load(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
-    ) -> Published:
+    ) -> WeightVersion:
         """Make a version from tensors of a checkpoint; see `Engine.load_weights` for the errors."""
         layout = self._layouts.get(config)
         if layout is None:
@@ -164,10 +164,10 @@ class EmbeddedEngine:
         """End the hold of `load`."""
         self._engine.unload_weights(name)
 
-    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:
+    def full_tensors(self, handle: WeightVersion) -> Mapping[str, Tensor]:
         """Return the tensors of a full-parameter version; empty if it is gone."""
         try:
-            return self._engine.weights_of(published)
+            return self._engine.weights_of(handle)
         except VersionNotLoadedError:
             return {}
 
@@ -178,7 +178,7 @@ class EmbeddedEngine:
         for one in versions.held():
             # The engine's thread may let go of it meanwhile.
             with contextlib.suppress(VersionNotLoadedError):
-                # One holder is the publisher; the others are requests.
+                # One holder is the exporter; the others are requests.
                 found.append(HeldWeights(one, versions.num_holders(one) - 1))
         return found
 
@@ -221,7 +221,7 @@ class EmbeddedEngine:
             )
         )
 
-    def _update(self, ticket: Ticket, weights: Published) -> None:
+    def _update(self, ticket: Ticket, weights: WeightVersion) -> None:
         if ticket.request_id is not None and self._sampler.update(ticket.request_id, weights):
             WEIGHT_UPDATES.inc()
 
@@ -252,8 +252,8 @@ class EmbeddedEngine:
     def _announce(self) -> None:
         """Tell of each version once that its run has newer weights."""
         outdated = self._sampler.outdated()
-        for published in outdated - self._outdated:
-            self._note_outdated(published.run)
+        for handle in outdated - self._outdated:
+            self._note_outdated(handle.run)
         self._outdated = outdated
 
     def _fail_all(self, error: Exception) -> None:

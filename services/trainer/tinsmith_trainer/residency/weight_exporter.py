@@ -2,7 +2,7 @@
 
 Samplers of other processes read the copy in memory (`weight_exports`). A checkpoint is written for
 those that ask for one alone. A folder that newer weights replaced stays for the grace of its
-readers. The ledger remembers it, so that the removal is neither in the way of a publication nor
+readers. The ledger remembers it, so that the removal is neither in the way of an export nor
 lost with the process.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from tinsmith_engine import Published
+from tinsmith_engine import WeightVersion
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.adapters import adapter_from_json
@@ -54,7 +54,7 @@ class _Exports:
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
 
-class Publisher:
+class WeightExporter:
     """Makes weights readable; each version once.
 
     Args:
@@ -102,17 +102,17 @@ class Publisher:
                     and self.exports.holds(before.id)
                 ):
                     return before
-                failpoints.passing("trainer.publish")
+                failpoints.passing("trainer.export")
                 kept = await self._host.call(_export, run, self.exports.fits)
             if kept is not None:
-                failpoints.passing("trainer.published")
+                failpoints.passing("trainer.exported")
                 self.exports.keep(kept)
                 if before is not None:
                     self.exports.replace(before.id)
                 exported.kept, exported.kept_serial = kept, serial
                 return kept
             logger.warning("no memory to export weights from", extra={"run": run.name})
-        return await self.publish(run)
+        return await self.export_to_store(run)
 
     def forget(self, run: LiveRun) -> None:
         """Give up the copy of a run that does not go on here."""
@@ -120,14 +120,14 @@ class Publisher:
         if exported is not None and exported.kept is not None:
             self.exports.drop(exported.kept.id)
 
-    async def publish(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
+    async def export_to_store(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
         """Write the current weights for samplers of other processes; see `ExportWeights`."""
         async with run.lock:
             await self._residency.ensure(run)
             exported = self._exports.setdefault(run, _Exports())
             if exported.newest is not None and exported.serial == run.state.weights_serial:
                 return exported.newest
-            failpoints.passing("trainer.publish")
+            failpoints.passing("trainer.export")
             version = run.engine.version(run.name)
             sequence_number = run.state.sequence_number
             files = await self._host.call(
@@ -143,7 +143,7 @@ class Publisher:
                 files,
                 checkpoint_attributes(run, "sampler", version, sequence_number),
             )
-            failpoints.passing("trainer.published")
+            failpoints.passing("trainer.exported")
             if exported.newest is not None:
                 exported.outdated.append(exported.newest.folder)
             exported.newest, exported.serial = written, serial
@@ -151,14 +151,14 @@ class Publisher:
                 await self._note_outdated(run, exported.outdated)
                 exported.outdated.clear()
             except TinsmithError as error:
-                # With the next publication, or when the run is taken in again.
+                # With the next export, or when the run is taken in again.
                 logger.warning(
                     "outdated weights not noted", extra={"run": run.name, "problem": error.message}
                 )
         return written
 
     async def note_leftovers(self, run: LiveRun) -> None:
-        """Have what was published before this process took the run in removed, after the grace."""
+        """Have what was exported before this process took the run in removed, after the grace."""
         token = self._exports.setdefault(run, _Exports()).token
         parent = _folder(run)
         found = await asyncio.to_thread(self._store.list_folder, parent)
@@ -173,11 +173,11 @@ class Publisher:
                 run.name, folders, not_before_s=self._clock() + READERS_GRACE_S
             )
 
-    async def publish_live(self, run: LiveRun) -> Published:
+    async def export_live(self, run: LiveRun) -> WeightVersion:
         """Copy the newest weights of a run to an immutable version in the engine."""
         async with run.lock:
             await self._residency.ensure(run)
-            return await self._host.call(run.engine.publish, run.name)
+            return await self._host.call(run.engine.export, run.name)
 
 
 def _export(run: LiveRun, fits: Callable[[int], bool]) -> ExportedWeights | None:

@@ -2,7 +2,7 @@
 
 Live weights are pulled, not pushed: each request asks for the newest version of its run. It is
 never answered with weights older than those that existed when it arrived. A restarted sampler
-needs no other process to remember it. In one process that is a copy of a row (`publish_live`);
+needs no other process to remember it. In one process that is a copy of a row (`export_live`);
 across processes the trainer names weights in its memory, which are read once for each version. The
 object store is the way of checkpoints, and of weights that the trainer cannot send.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, FullConfig, Published
+from tinsmith_engine import AdapterConfig, FullConfig, WeightVersion
 from tinsmith_engine.files.weight_files import parse_tensors, weights_file
 from tinsmith_engine.files.weight_index import WeightIndex
 from tinsmith_engine.host import model_not_served
@@ -35,15 +35,15 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
-from tinsmith_sampler.engine_protocol import SamplingEngine
+from tinsmith_sampler.engines.engine_protocol import SamplingEngine
 from tinsmith_sampler.metrics import WEIGHT_LOADS
-from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_protocol import ExportedWeights, StoredWeights, Trainers
-from tinsmith_sampler.weight_transfer import HeldWeights, WeightTransfer
+from tinsmith_sampler.requests.sessions import Target
+from tinsmith_sampler.weights.trainer_protocol import ExportedWeights, StoredWeights, Trainers
+from tinsmith_sampler.weights.weight_transfer import HeldWeights, WeightTransfer
 
 logger = logging.getLogger(__name__)
 
-PublishLive = Callable[[str], Awaitable[Published]]
+ExportLive = Callable[[str], Awaitable[WeightVersion]]
 
 _AWAY_CODES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED})
 _MAX_REMOVALS = 8
@@ -73,7 +73,7 @@ class WeightSource:
         store: Where checkpoints are.
         trainers: Connections to the trainers.
         max_loaded: Weights from files that stay in memory; the least recently used go first.
-        publish_live: Copies the newest weights of a run in this process; None across processes.
+        export_live: Copies the newest weights of a run in this process; None across processes.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class WeightSource:
         trainers: Trainers,
         *,
         max_loaded: int,
-        publish_live: PublishLive | None,
+        export_live: ExportLive | None,
     ) -> None:
         self._engines = engines
         self._store = store
         self._trainers = trainers
         self._max_loaded = max_loaded
-        self._publish_live = publish_live
-        self._loaded: OrderedDict[str, tuple[SamplingEngine, Published, str]] = OrderedDict()
+        self._export_live = export_live
+        self._loaded: OrderedDict[str, tuple[SamplingEngine, WeightVersion, str]] = OrderedDict()
         self._latest: dict[str, _Latest] = {}
         self._loading = KeyedLocks()
         self._num_asked = 0
@@ -102,11 +102,11 @@ class WeightSource:
     @property
     def is_local(self) -> bool:
         """Whether live runs are trained in this process, on the same engines."""
-        return self._publish_live is not None
+        return self._export_live is not None
 
     async def get(
         self, target: Target, *, min_version: int, max_staleness: int = 0
-    ) -> Published | None:
+    ) -> WeightVersion | None:
         """Return the weights of a target; None stands for the base model.
 
         Args:
@@ -124,39 +124,39 @@ class WeightSource:
         """
         if target.run:
             try:
-                published = await self._live(target)
+                handle = await self._live(target)
             except TinsmithError as error:
                 kept = self._last_live(target.run) if error.code in _AWAY_CODES else None
                 if kept is None or not max_staleness:
                     raise
-                published = kept
-            if published.version < min_version - max_staleness:
+                handle = kept
+            if handle.version < min_version - max_staleness:
                 raise VersionNotLoadedError(
-                    f"{target.run} is at version {published.version}, the request asks for "
+                    f"{target.run} is at version {handle.version}, the request asks for "
                     f"{min_version}; send it again",
                     run=target.run,
-                    version=published.version,
+                    version=handle.version,
                 )
-            return published
+            return handle
         if target.checkpoint:
             return await self._load(target, await self._locate(target))
         return None
 
-    def _last_live(self, run: str) -> Published | None:
+    def _last_live(self, run: str) -> WeightVersion | None:
         """Return the weights of a run that its trainer named last, if they are in memory."""
         latest = self._latest.get(run)
         known = None if latest is None else self._loaded.get(latest.name)
         return None if known is None else known[1]
 
-    async def _live(self, target: Target) -> Published:
-        if self._publish_live is not None:
-            return await self._publish_live(target.run)
+    async def _live(self, target: Target) -> WeightVersion:
+        if self._export_live is not None:
+            return await self._export_live(target.run)
         self._num_asked += 1
         asked = self._num_asked
         newest = await self._trainers.newest(target.trainer_address, target.run)
         for _ in range(_MAX_REMOVALS):
             try:
-                published = await self._load_newest(target, newest)
+                handle = await self._load_newest(target, newest)
                 break
             except (CheckpointCorruptError, StoreMismatchError, VersionNotLoadedError):
                 # The trainer removes what it has replaced, also while it is read here. What it
@@ -166,13 +166,13 @@ class WeightSource:
                 if newest == before and isinstance(newest, StoredWeights):
                     raise
         else:
-            published = await self._load_newest(target, newest)
+            handle = await self._load_newest(target, newest)
         await self._note_latest(target.run, _Latest(_name_of(newest), asked))
-        return published
+        return handle
 
     async def _load_newest(
         self, target: Target, newest: ExportedWeights | StoredWeights
-    ) -> Published:
+    ) -> WeightVersion:
         if isinstance(newest, StoredWeights):
             return await self._load(target, newest)
         try:
@@ -184,10 +184,10 @@ class WeightSource:
                 "weights are read from the store, as the trainer could not send them",
                 extra={"run": target.run, "reason": error.reason},
             )
-            stored = await self._trainers.publish(target.trainer_address, target.run)
+            stored = await self._trainers.export_to_store(target.trainer_address, target.run)
             return await self._load(target, stored)
 
-    async def _receive(self, target: Target, exported: ExportedWeights) -> Published:
+    async def _receive(self, target: Target, exported: ExportedWeights) -> WeightVersion:
         """Read weights from the memory of a trainer, going on where a failure left off."""
         failpoints.passing("sampler.load")
         engine = engine_of(self._engines, target.base_model)
@@ -212,23 +212,21 @@ class WeightSource:
                 raise
             index = received.index
             _require_base_model(index.base_model, target)
-            published = await engine.load(
-                exported.id, received.tensors, index.config, index.version
-            )
+            handle = await engine.load(exported.id, received.tensors, index.config, index.version)
         if isinstance(index.config, FullConfig):
             self._indexes[exported.id] = index
         source = "shared_memory" if received.is_mapped else "stream"
-        await self._note_loaded(exported.id, engine, published, target, source)
-        return published
+        await self._note_loaded(exported.id, engine, handle, target, source)
+        return handle
 
     def _held_for(self, run: str) -> HeldWeights | None:
         """Return the full weights of a run that are here, to be read only where they changed."""
         latest = self._latest.get(run)
         if latest is None or latest.name not in self._indexes or latest.name not in self._loaded:
             return None
-        engine, published, _ = self._loaded[latest.name]
+        engine, handle, _ = self._loaded[latest.name]
         return HeldWeights(
-            latest.name, self._indexes[latest.name], lambda: engine.full_tensors(published)
+            latest.name, self._indexes[latest.name], lambda: engine.full_tensors(handle)
         )
 
     async def _note_latest(self, run: str, latest: _Latest) -> None:
@@ -252,11 +250,11 @@ class WeightSource:
             )
         return found
 
-    async def _load(self, target: Target, stored: StoredWeights) -> Published:
+    async def _load(self, target: Target, stored: StoredWeights) -> WeightVersion:
         """Return weights from the store."""
         return await self._once(stored.manifest_sha256, lambda: self._read(target, stored))
 
-    async def _once(self, name: str, load: Callable[[], Awaitable[Published]]) -> Published:
+    async def _once(self, name: str, load: Callable[[], Awaitable[WeightVersion]]) -> WeightVersion:
         """Return weights by their name, loaded once however many requests ask."""
         async with self._loading.of(name):
             known = self._loaded.get(name)
@@ -265,30 +263,30 @@ class WeightSource:
                 return known[1]
             return await load()
 
-    async def _read(self, target: Target, stored: StoredWeights) -> Published:
+    async def _read(self, target: Target, stored: StoredWeights) -> WeightVersion:
         failpoints.passing("sampler.load")
         engine = engine_of(self._engines, target.base_model)
         folder, manifest = await asyncio.to_thread(self._find, stored)
         _require_base_model(str(manifest.attributes.get("base_model")), target)
         config = _adapter_of(manifest, stored.manifest_uri)
         tensors = await asyncio.to_thread(self._read_tensors, folder, manifest, config)
-        published = await engine.load(stored.manifest_sha256, tensors, config, stored.version)
+        handle = await engine.load(stored.manifest_sha256, tensors, config, stored.version)
         source = "store" if target.run else "checkpoint"
-        await self._note_loaded(stored.manifest_sha256, engine, published, target, source)
-        return published
+        await self._note_loaded(stored.manifest_sha256, engine, handle, target, source)
+        return handle
 
     async def _note_loaded(
         self,
         name: str,
         engine: SamplingEngine,
-        published: Published,
+        handle: WeightVersion,
         target: Target,
         source: str,
     ) -> None:
         """Note weights in memory, and let go of those used least recently."""
         failpoints.passing("sampler.loaded")
         WEIGHT_LOADS.labels(source).inc()
-        self._loaded[name] = (engine, published, target.source)
+        self._loaded[name] = (engine, handle, target.source)
         while len(self._loaded) > self._max_loaded:
             oldest, (its_engine, _, its_source) = self._loaded.popitem(last=False)
             self._indexes.pop(oldest, None)

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tinsmith_engine import Published, SampledSequence, SampleRequest, Timeline
+from tinsmith_engine import SampledSequence, SampleRequest, Timeline, WeightVersion
 from tinsmith_runtime.errors import InvalidFieldError, NonFiniteLossError
 from tinsmith_runtime.usage import UsageAmounts
-from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
+from tinsmith_sampler.engines.engine_protocol import SamplingEngine, Ticket
 from tinsmith_sampler.metrics import KV_CACHE_BYTES, OPEN_STREAMS, WAITING_SEQUENCES
-from tinsmith_sampler.queue_limits import QueueLimits
-from tinsmith_sampler.sample_spans import begin_sample, end_sample
-from tinsmith_sampler.token_stream import Delivery, TokenFeed
+from tinsmith_sampler.requests.queue_limits import QueueLimits
+from tinsmith_sampler.requests.sample_spans import begin_sample, end_sample
+from tinsmith_sampler.requests.token_stream import Delivery, TokenFeed
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class SamplingDriver:
             _check_ends(piece.reason for piece in delivery.pieces)
         return delivery
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Sample the tokens to come from newer weights.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Gang placement: the pods of one workload onto nodes, all or none.
+"""Gang assignment: the pods of one workload onto nodes, all or none.
 
 Equal pods are placed together, first on nodes whose GPUs they use up. An unused node is broken into
-last. For equal pods this finds a placement whenever there is one. Pods that differ are packed
+last. For equal pods this finds an assignment whenever there is one. Pods that differ are packed
 largest first; where they may not use the same nodes and that fails, those with the fewest nodes
 first. Both may miss one: the exact answer is NP-hard.
 """

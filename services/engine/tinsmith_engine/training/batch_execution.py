@@ -1,6 +1,6 @@
 """One operation's batch on its way through the passes: microbatches in, results out.
 
-A job knows the order of its microbatches and collects what each pass finds for its sequences.
+An execution knows the order of its microbatches and collects what passes find for its sequences.
 For the case that the operation fails, it holds what restores its run: a copy of the gradient
 that was pending before it. The loss is summed in float64 over the whole batch in its own order, so
 it does not depend on the split.
@@ -32,7 +32,7 @@ _FoundDatum = tuple[FloatArray, FloatArray, float | None]
 
 
 @dataclass(slots=True)
-class Job:
+class BatchExecution:
     """One batch request that is being computed.
 
     Attributes:
@@ -181,7 +181,7 @@ class Job:
         self.outcome = error
 
     def undo(self) -> None:
-        """Leave the run's gradient as it was before, bit for bit; the job can begin again."""
+        """Leave the run's gradient as it was before, bit for bit; the batch can begin again."""
         if self._gradient_before is not None and self.run is not None:
             self.run.slot.grad_P.copy_(self._gradient_before)
             self.run.grad_norm = None

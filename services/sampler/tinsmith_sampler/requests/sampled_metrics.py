@@ -19,7 +19,7 @@ from tinsmith_sampler.metrics import (
     RUN_STALENESS,
     STALENESS,
 )
-from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.requests.sessions import Target
 
 
 def run_of(target: Target) -> str:

@@ -73,7 +73,7 @@ class Trainers(Protocol):
         """Return the newest weights of a run: in memory, or in the store of an older trainer."""
         ...
 
-    async def publish(self, address: str, run: str) -> StoredWeights:
+    async def export_to_store(self, address: str, run: str) -> StoredWeights:
         """Return the newest weights of a run, written to the store if they are not there yet."""
         ...
 

@@ -15,12 +15,12 @@ from typing import Protocol
 from torch import Tensor
 
 from tinsmith.tracing.spans import Span
-from tinsmith_engine import AdapterConfig, Published, SampledSequence, SampleRequest
+from tinsmith_engine import AdapterConfig, SampledSequence, SampleRequest, WeightVersion
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.usage import UsageAmounts
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.forms.trials import FormTrials
-from tinsmith_sampler.token_stream import TokenFeed
+from tinsmith_sampler.requests.token_stream import TokenFeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EngineCapabilities:
 class HeldWeights:
     """A version in memory, and how many requests sample from it."""
 
-    published: Published
+    handle: WeightVersion
     num_requests: int
 
 
@@ -120,7 +120,7 @@ class SamplingEngine(Protocol):
         """Give a request up, also one that `submit` is still taking."""
         ...
 
-    async def update(self, ticket: Ticket, weights: Published) -> None:
+    async def update(self, ticket: Ticket, weights: WeightVersion) -> None:
         """Sample the tokens to come from newer weights.
 
         Raises:
@@ -130,7 +130,7 @@ class SamplingEngine(Protocol):
 
     async def load(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
-    ) -> Published:
+    ) -> WeightVersion:
         """Make a version from tensors of a checkpoint; it is held until `unload`.
 
         The tensors are staged beside decoding; the switch to them takes no time that depends on
@@ -145,7 +145,7 @@ class SamplingEngine(Protocol):
         """End the hold of `load`; requests may still hold the version."""
         ...
 
-    def full_tensors(self, published: Published) -> Mapping[str, Tensor]:
+    def full_tensors(self, handle: WeightVersion) -> Mapping[str, Tensor]:
         """Return the tensors of a full-parameter version by name; empty if they cannot be had.
 
         May be called on any thread. The tensors are not to be written to.

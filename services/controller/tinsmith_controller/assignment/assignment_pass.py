@@ -1,4 +1,4 @@
-"""One placement pass: every workload is considered once, in order."""
+"""One assignment pass: every workload is considered once, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinsmith_controller.assignment.explanations import (
     Verdict,
     explain,
 )
-from tinsmith_controller.assignment.gang_placement import (
+from tinsmith_controller.assignment.gang_assignment import (
     Gang,
     Group,
     place,
@@ -28,7 +28,7 @@ from tinsmith_controller.assignment.gang_placement import (
     prepare,
 )
 from tinsmith_controller.assignment.node_filters import Obstacle
-from tinsmith_controller.assignment.ordering import Order, Tier, rank, tier
+from tinsmith_controller.assignment.ordering import Tier, WorkloadOrder, rank, tier
 from tinsmith_controller.assignment.quotas import Quotas
 from tinsmith_controller.assignment.types import (
     Decisions,
@@ -39,10 +39,10 @@ from tinsmith_controller.assignment.types import (
     Workload,
 )
 from tinsmith_jobs.naming import NamespacedName
-from tinsmith_jobs.status import Placement
+from tinsmith_jobs.status import Binding
 
 
-class PlacementPass:
+class AssignmentPass:
     """Asks every workload once.
 
     Args:
@@ -63,7 +63,7 @@ class PlacementPass:
         self._now = now
         self._cluster = Cluster(nodes, workloads, now)
         self._quotas = Quotas(policy, workloads)
-        self._order = Order(workloads, policy)
+        self._order = WorkloadOrder(workloads, policy)
         self._spreads: dict[NamespacedName, Spread] = {}
         self._releasing = [w for w in workloads if w.stage is Stage.RELEASING]
         awaited = {w.preempted_by for w in self._releasing}
@@ -80,7 +80,7 @@ class PlacementPass:
         self._unhelped: set[Hashable] = set()
         self._too_small: dict[Hashable, Room | None] = {}
         self._behind: dict[Hashable, Behind | None] = {}
-        self._assign: dict[NamespacedName, tuple[Placement, ...]] = {}
+        self._assign: dict[NamespacedName, tuple[Binding, ...]] = {}
         self._preempt: dict[NamespacedName, NamespacedName] = {}
         self._verdicts: dict[NamespacedName, tuple[Workload, Verdict]] = {}
         self._sentences: dict[Hashable, str] = {}
@@ -137,7 +137,7 @@ class PlacementPass:
                 continue
             spots = self._soonest(workload, gang)
             if spots is not None:
-                spread = self._cluster.spread(self._cluster.placements(gang.pods, spots))
+                spread = self._cluster.spread(self._cluster.bindings(gang.pods, spots))
                 self._barrier = (workload, spread)
                 return
 
@@ -214,11 +214,11 @@ class PlacementPass:
         if spots is None:
             self._unfit.add(key)
             return False
-        placements = self._cluster.placements(gang.pods, spots)
-        self._cluster.assign(workload, placements)
+        bindings = self._cluster.bindings(gang.pods, spots)
+        self._cluster.assign(workload, bindings)
         self._quotas.take(workload, num_gpus)
         self._order.gave(workload, num_gpus)
-        self._assign[workload.key] = self._assign.get(workload.key, ()) + placements
+        self._assign[workload.key] = self._assign.get(workload.key, ()) + bindings
         return True
 
     def _find_too_small(self, workload: Workload, gang: Gang) -> Room | None:
@@ -316,7 +316,7 @@ class PlacementPass:
         return backfill.reserve(self._cluster, gang, workload, kept, since_s)
 
     def _keep(self, workload: Workload, gang: Gang, spots: Sequence[int]) -> None:
-        spread = self._cluster.spread(self._cluster.placements(gang.pods, spots))
+        spread = self._cluster.spread(self._cluster.bindings(gang.pods, spots))
         spread.add_to(self._kept)
         self._keepers.append((workload, spread))
 

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tinsmith_engine import Published
+from tinsmith_engine import WeightVersion
 from tinsmith_runtime.errors import TinsmithError, VersionNotLoadedError
-from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.requests.sessions import Target
 
 logger = logging.getLogger(__name__)
 
-Fetch = Callable[[Target], Awaitable[Published | None]]
-Take = Callable[[Published], Awaitable[None]]
+Fetch = Callable[[Target], Awaitable[WeightVersion | None]]
+Take = Callable[[WeightVersion], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -98,10 +98,10 @@ class WeightFollower:
     async def _bring_once(self, followed: _Followed) -> bool:
         """Give the newest weights to all that follow; return whether they could be had."""
         try:
-            published = await self._fetch(followed.target)
-            if published is not None:
+            handle = await self._fetch(followed.target)
+            if handle is not None:
                 for take in list(followed.takers.values()):
-                    await take(published)
+                    await take(handle)
         except VersionNotLoadedError:
             # The run stepped on in between: there are even newer ones.
             followed.is_outdated.set()

@@ -1,4 +1,4 @@
-"""The controller against a real API server, with pods that run at once: placement."""
+"""The controller against a real API server, with pods that run at once: assignment."""
 
 from __future__ import annotations
 
