@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 from rich.console import Console
 
 import tinsmith
 from bench import report
 from bench.concurrent_clients import Crowd
 from bench.paired_runs import RANK, build_model
-from bench.processes import Server, wait_served
+from tinsmith_local.process import ServerProcess
 from tinsmith_local.tiny_model import build_tiny_model
 
 _REPLAYS = (8, 32, 128)
@@ -60,12 +59,11 @@ def main() -> int:
 
 
 class Loop:
-    """One client's run on a server."""
+    """One client's run on a server, which is started for it."""
 
-    def __init__(self, server: Server) -> None:
-        address, key = server.wait_ready()
-        self.client = tinsmith.Client(address, key, operation_timeout_s=600.0)
-        wait_served(self.client)
+    def __init__(self, server: ServerProcess) -> None:
+        server.start()
+        self.client = tinsmith.Client(server.address, server.api_key, operation_timeout_s=600.0)
         self.run = self.client.create_lora_training_run("bench", rank=RANK, seed=1)
         random = np.random.default_rng(3)
         self._data = [_datum(random.integers(3, 4000, length + 1)) for length in _BATCH]
@@ -105,7 +103,7 @@ def server_of(
     model: Path,
     further: Mapping[str, Mapping[str, float | str]] | None = None,
     **trainer: float,
-) -> Server:
+) -> ServerProcess:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / f"{folder.name}.toml"
     tables = {"trainer": trainer, **(further or {})}
@@ -115,7 +113,7 @@ def server_of(
         for line in (f"[{pod}]", *(f"{name} = {value}" for name, value in values.items()))
     ]
     settings.write_text("\n".join(lines) + "\n")
-    return Server(folder / "server", model, num_threads=1, flags=("--config", str(settings)))
+    return ServerProcess(folder / "server", {"bench": model}, flags=("--config", str(settings)))
 
 
 def _recovery(folder: Path, model: Path) -> list[report.Row]:
@@ -126,16 +124,14 @@ def _recovery(folder: Path, model: Path) -> list[report.Row]:
         server = server_of(place, model, snapshot_replay_s=1e9)
         loop = Loop(server)
         computed_s = loop.train(num_steps)
-        psutil.Process(server.pid).kill()
-        server.stop()
-        again = server_of(place, model, snapshot_replay_s=1e9)
-        address, key = again.wait_ready()
+        server.kill()
+        server.start()
         loop.client.close()
         begin_s = time.perf_counter()
-        with tinsmith.Client(address, key) as client:
+        with tinsmith.Client(server.address, server.api_key) as client:
             client.runs.get(loop.run.name).optim_step(_ADAM).exception()
         recovery_s = time.perf_counter() - begin_s
-        again.stop()
+        server.stop()
         _console.print(f"replay of {num_steps} steps: {recovery_s:.2f} s")
         rows += [
             _row(f"recovery, {num_steps} steps of 4x64 to compute again", recovery_s, "s"),
@@ -195,10 +191,9 @@ def _crowd(folder: Path, model: Path, num_clients: int, num_futures: int) -> lis
     runs = num_clients + 8
     limits = {"scheduler": {"max_runs_per_project": runs}}
     with server_of(folder / "crowd", model, limits, max_runs=runs) as server:
-        address, key = server.wait_ready()
-        with tinsmith.Client(address, key) as client:
-            wait_served(client)
-        crowd = asyncio.run(Crowd(address, key, "bench").run(num_clients, num_futures))
+        crowd = asyncio.run(
+            Crowd(server.address, server.api_key, "bench").run(num_clients, num_futures)
+        )
     name = f"{num_clients} clients x {num_futures} futures"
     latencies = sorted(crowd.latencies_s)
     wanted = num_clients * num_futures

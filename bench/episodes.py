@@ -18,7 +18,7 @@ import numpy as np
 
 from bench import report
 from bench.episode_crowd import AgentCrowd, AgentCrowdOutcome, Habits
-from bench.episode_pods import episode_pods
+from bench.episode_pods import COORDINATOR, episode_pods
 
 
 def rows(outcomes: list[AgentCrowdOutcome], num_agents: int, num_episodes: int) -> list[report.Row]:
@@ -72,7 +72,13 @@ def main() -> None:
         ):
             outcomes.append(
                 asyncio.run(
-                    _round(pods.address, pods.key, arguments.agents, arguments.episodes, seed)
+                    _round(
+                        pods.processes[COORDINATOR].address,
+                        pods.api_key,
+                        arguments.agents,
+                        arguments.episodes,
+                        seed,
+                    )
                 )
             )
     found = rows(outcomes, arguments.agents, arguments.episodes)

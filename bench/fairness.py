@@ -49,7 +49,7 @@ from bench.neighbours import (
     loops,
 )
 from bench.paired_runs import build_model
-from bench.processes import Server, wait_served
+from tinsmith_local.process import ServerProcess
 
 _MODEST = 16
 _COUNTS = {
@@ -175,14 +175,14 @@ def projects(folder: Path, settings: str = "") -> Iterator[tuple[Neighbour, list
     config.write_text(settings)
     # Forms need a tokenizer that the other model lacks.
     flags = ("--config", str(config), "--model", FORMS_MODEL)
-    with Server(folder, folder.parent / "model", num_threads=1, flags=flags) as server:
-        address, api_key = server.wait_ready()
-        with tinsmith.Client(address, api_key) as operator:
-            wait_served(operator)
-            key = operator.keys.create(project="quiet").secret
-            loud = [operator.keys.create(project="loud").secret for _ in range(_NUM_KEYS)]
-            with tinsmith.Client(address, key, operation_timeout_s=600) as client:
-                yield Neighbour(client=client, key=key, num_runs=NUM_RUNS), loud
+    with (
+        ServerProcess(folder, {"bench": folder.parent / "model"}, flags=flags) as server,
+        tinsmith.Client(server.address, server.api_key) as operator,
+    ):
+        key = operator.keys.create(project="quiet").secret
+        loud = [operator.keys.create(project="loud").secret for _ in range(_NUM_KEYS)]
+        with tinsmith.Client(server.address, key, operation_timeout_s=600) as client:
+            yield Neighbour(client=client, key=key, num_runs=NUM_RUNS), loud
 
 
 def main() -> None:

@@ -25,11 +25,13 @@ import grpc.aio
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from rich.console import Console
+from tests.support.memory import peak_mib
+from tests.support.pods import PodDeployment
 
 import tinsmith
 from bench import report
 from bench.concurrent_clients import make_datum
-from bench.pods import Pods
+from bench.machine_load import process_cpu_s
 from bench.tinker_overhead import tinker_rows
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
@@ -83,8 +85,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tinsmith-gateway-") as name:
         folder = Path(name)
         model = build_tiny_model(folder / "model")
-        with Pods(folder / "pods", model, BASE_MODEL) as pods:
-            pods.wait_ready()
+        names = ("scheduler", "trainer", "sampler", "gateway")
+        with PodDeployment(folder / "pods", {BASE_MODEL: model}, names) as pods:
             with tinsmith.Client(pods.scheduler_address, pods.api_key) as client:
                 work = _prepare(client, pods.api_key)
                 rows = asyncio.run(_measure(pods, work, arguments.polls))
@@ -114,7 +116,7 @@ def _prepare(client: tinsmith.Client, key: str) -> Work:
     return Work(runs, run.trainer_address, sampler.name, session.sampler_addresses[0])
 
 
-async def _measure(pods: Pods, work: Work, num_polls: int) -> list[report.Row]:
+async def _measure(pods: PodDeployment, work: Work, num_polls: int) -> list[report.Row]:
     metadata = (("authorization", f"Bearer {pods.api_key}"),)
     async with (
         _way(pods.scheduler_address, work.trainer_address, work.sampler_address) as direct,
@@ -247,7 +249,9 @@ async def _throughput(caller: Caller, direct: Way, through: Way) -> list[report.
     ]
 
 
-async def _loads(pods: Pods, caller: Caller, direct: Way, through: Way) -> list[report.Row]:
+async def _loads(
+    pods: PodDeployment, caller: Caller, direct: Way, through: Way
+) -> list[report.Row]:
     """Requests as fast as they are answered, on connections that stay open."""
     rows = []
     for path in LIGHT_ENDPOINTS:
@@ -258,9 +262,10 @@ async def _loads(pods: Pods, caller: Caller, direct: Way, through: Way) -> list[
         rows.append(_row(f"HTTP {path}, {_CONNECTIONS} connections", rate, "1/s", "higher"))
     name = f"gRPC GetTrainingRun, {_CONNECTIONS} at once"
     straight = await _grpc_load(caller, direct)
-    before_s = pods.gateway.cpu_time_s()
+    gateway = pods.processes["gateway"].pid
+    before_s = process_cpu_s(gateway)
     by_gateway = await _grpc_load(caller, through)
-    used_s = pods.gateway.cpu_time_s() - before_s
+    used_s = process_cpu_s(gateway) - before_s
     return [
         *rows,
         _row(f"{name}: direct", straight / _LOAD_S, "1/s", "higher"),
@@ -283,7 +288,7 @@ async def _grpc_load(caller: Caller, way: Way) -> int:
     return num_calls
 
 
-async def _http_load(pods: Pods, path: str) -> float | None:
+async def _http_load(pods: PodDeployment, path: str) -> float | None:
     """Return requests each second; None if the gateway does not have the path."""
     host, _, port = pods.gateway_address.rpartition(":")
     request = (f"GET {path} HTTP/1.1\r\nhost: {host}\r\nx-api-key: {pods.api_key}\r\n\r\n").encode()
@@ -309,7 +314,9 @@ async def _http_load(pods: Pods, path: str) -> float | None:
     return num_answers / _LOAD_S if all(served) else None
 
 
-async def _long_polls(pods: Pods, caller: Caller, through: Way, num_polls: int) -> list[report.Row]:
+async def _long_polls(
+    pods: PodDeployment, caller: Caller, through: Way, num_polls: int
+) -> list[report.Row]:
     """Hold long polls, and time other calls meanwhile."""
     idle = await caller.get_run(through, _CALLS)
     polls = [asyncio.create_task(caller.wait(through)) for _ in range(num_polls)]
@@ -324,7 +331,7 @@ async def _long_polls(pods: Pods, caller: Caller, through: Way, num_polls: int) 
         early or isinstance(result, BaseException)
         for early, result in zip(is_early, results, strict=True)
     )
-    memory = pods.gateway.peak_memory_bytes() / 2**20
+    memory = peak_mib(pods.processes["gateway"].pid)
     name = f"{num_polls} long polls held"
     return [
         _row(f"{name}: failed or answered early", num_lost, "count", "lower", target=0),

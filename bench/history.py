@@ -17,13 +17,14 @@ from pathlib import Path
 import grpc
 from rich.console import Console
 from tests.fakes.postgres import FAST, PostgresServer, new_server
+from tests.support.memory import resident_mib
 
 from bench import report
 from bench.durability import Loop, server_of
-from bench.machine_load import NoiseMeter
+from bench.machine_load import NoiseMeter, process_cpu_s
 from bench.paired_runs import build_model
-from bench.processes import Server
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_local.process import ServerProcess
 
 _SCHEMAS = ("trainer", "scheduler")
 _NUM_WOKEN = 20
@@ -73,7 +74,7 @@ class Side:
         self.database = postgres.create_database().rpartition("/")[2]
         self._place = folder / name
         self._model = model
-        self.server: Server
+        self.server: ServerProcess
         self.loop: Loop
         self.start_s = 0.0
         self.memory_mib = 0.0
@@ -95,7 +96,7 @@ class Side:
             if time.perf_counter() - begin_s > _SETTLE_TIMEOUT_S:
                 raise RuntimeError("the runs were not adopted")
             time.sleep(0.2)
-        self.memory_mib = self.server.memory_bytes() / 2**20
+        self.memory_mib = resident_mib(self.server.pid)
         return time.perf_counter() - begin_s
 
     def stop(self) -> None:
@@ -109,9 +110,8 @@ class Side:
 
     def page_ms(self) -> float:
         """Return the median time of a page of the list of runs."""
-        address, key = self.server.wait_ready()
         token, seconds = "", []
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(self.server.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             for _ in range(_NUM_PAGES):
                 request = scheduler_pb2.ListTrainingRunsRequest(
@@ -121,7 +121,9 @@ class Side:
                 )
                 begin_s = time.perf_counter()
                 page = stub.ListTrainingRuns(
-                    request, metadata=(("authorization", f"Bearer {key}"),), timeout=60
+                    request,
+                    metadata=(("authorization", f"Bearer {self.server.api_key}"),),
+                    timeout=60,
                 )
                 seconds.append(time.perf_counter() - begin_s)
                 token = page.next_page_token
@@ -144,7 +146,7 @@ def _measure(
     _console.print(f"{num_operations} operations in {time.perf_counter() - begin_s:.0f} s")
     empty.start()
     full.start()
-    meter = NoiseMeter(lambda: empty.server.cpu_time_s() + full.server.cpu_time_s())
+    meter = NoiseMeter(lambda: sum(process_cpu_s(side.server.pid) for side in (empty, full)))
     adopted_s = full.settle()
     empty.settle()
     _console.print(f"adopted in {adopted_s:.1f} s")

@@ -14,9 +14,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from tests.support.pods import PodDeployment
 
 from bench import report
-from bench.episode_pods import EpisodePods, episode_pods
+from bench.episode_pods import COORDINATOR, episode_pods
 from bench.match_crowd import Habits, MatchCrowd, MatchCrowdOutcome
 from tinsmith.matches.types import POINTS
 
@@ -27,7 +28,7 @@ _DEADLINE_S = 120.0
 class Killer:
     """Kills and starts the coordinator at evenly spread epochs."""
 
-    def __init__(self, pods: EpisodePods, num_kills: int, num_epochs: int) -> None:
+    def __init__(self, pods: PodDeployment, num_kills: int, num_epochs: int) -> None:
         self._pods = pods
         self._epochs = [int(num_epochs * (kill + 0.5) / num_kills) for kill in range(num_kills)]
         self._reached = asyncio.Event()
@@ -47,17 +48,23 @@ class Killer:
             while self._epoch < epoch:
                 self._reached.clear()
                 await self._reached.wait()
-            await asyncio.to_thread(self._pods.kill_coordinator)
-            await asyncio.to_thread(self._pods.start_coordinator)
+            await asyncio.to_thread(self._pods.restart, COORDINATOR)
             self.num_kills += 1
 
 
 async def play(
-    pods: EpisodePods, num_members: int, num_epochs: int, num_kills: int, habits: Habits, seed: int
+    pods: PodDeployment,
+    num_members: int,
+    num_epochs: int,
+    num_kills: int,
+    habits: Habits,
+    seed: int,
 ) -> tuple[MatchCrowdOutcome, int]:
     """Return what members saw, checked, and how often the coordinator was killed."""
     killer = Killer(pods, num_kills, num_epochs)
-    crowd = MatchCrowd(pods.scheduler_address, pods.key, habits, seed=seed, progress=killer.note)
+    crowd = MatchCrowd(
+        pods.scheduler_address, pods.api_key, habits, seed=seed, progress=killer.note
+    )
     killing = asyncio.create_task(killer.run())
     agents = tuple(f"agent-{number}" for number in range(num_members))
     try:

@@ -32,7 +32,6 @@ from rich.console import Console
 import tinsmith
 from bench import report
 from bench.machine_load import NoiseMeter, process_cpu_s, thread_cpu_s
-from bench.processes import wait_served
 from bench.trace_switch import TraceSwitch
 from bench.watchers import Collector, PageReader, WatchedServer, overview_names, scrape
 from tinsmith.tracing import spans
@@ -350,7 +349,6 @@ def _measure(
             metrics_address=metrics_address,
         ) as server,
     ):
-        address, key = server.wait_ready()
         ours = TraceSwitch(collector.endpoint)
 
         def set_traces(is_on: bool) -> None:
@@ -359,9 +357,8 @@ def _measure(
 
         # On while channels are made; see the server's own.
         set_traces(True)
-        with tinsmith.Client(address, key) as client:
-            wait_served(client)
-            runs = fill(client, key)
+        with tinsmith.Client(server.address, server.api_key) as client:
+            runs = fill(client, server.api_key)
             trained = Trained(server, runs[-1])
             set_traces(False)
             meter = NoiseMeter(trained.cpu_s)
@@ -371,7 +368,7 @@ def _measure(
             _console.print(f"{rows[-5].name}: {rows[-5].value:.4f}")
             # The newest runs are drawn at first, and the last one is that which trains.
             drawn = [run.name.rpartition("/")[2] for run in runs[-_NUM_DRAWN:]]
-            with PageReader(folder, address, key, drawn) as reader:
+            with PageReader(folder, server.address, server.api_key, drawn) as reader:
                 rows += page_rows(trained, reader, arguments.page_pairs, arguments.page_s)
             return rows, meter.describe()
 

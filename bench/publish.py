@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from tests.support.pods import PodDeployment
 
 import tinsmith
 from bench import report
-from bench.pods import Pods
 from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_engine import SampleRequest
@@ -111,8 +111,7 @@ def main() -> int:
 
 async def _measure(folder: Path, size: str, num_repeats: int) -> list[report.Row]:
     model = build_tiny_model(folder / "model", _MODELS[size])
-    with Pods(folder / "pods", model, BASE_MODEL, num_samplers=0) as pods:
-        await asyncio.to_thread(pods.wait_ready)
+    with PodDeployment(folder / "pods", {BASE_MODEL: model}, ("scheduler", "trainer")) as pods:
         host = await asyncio.to_thread(_load, model)
         config = SamplerConfig(
             storage_uri=pods.storage_uri,
@@ -166,7 +165,7 @@ def _new_run(client: tinsmith.Client, size: str) -> tinsmith.TrainingRun:
     return client.create_full_training_run(BASE_MODEL)
 
 
-async def _target(pods: Pods, run: str) -> Target:
+async def _target(pods: PodDeployment, run: str) -> Target:
     channel = open_channel(pods.scheduler_address)
     try:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -181,7 +180,7 @@ async def _target(pods: Pods, run: str) -> Target:
 
 
 async def _export(
-    pods: Pods,
+    pods: PodDeployment,
     engine: SamplingEngine,
     run: tinsmith.TrainingRun,
     target: Target,

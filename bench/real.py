@@ -25,14 +25,15 @@ import numpy as np
 import psutil
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
+from tests.support.memory import peak_mib
 
 import tinsmith
 from bench import report
-from bench.processes import Server
 from bench.static_loop import StaticLoop
 from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_engine.model.lm_head import chunk_rows
+from tinsmith_local.process import ServerProcess
 from tinsmith_local.random_model import build_random_model
 
 SHAPE, RANK = "qwen2.5-0.5b", 32
@@ -156,12 +157,11 @@ def service_rows(model_dir: Path, folder: Path, repeats: int) -> list[report.Row
 
     weights_bytes = (model_dir / "model.safetensors").stat().st_size
     begin_s = time.perf_counter()
-    with Server(folder, model_dir, num_threads=os.cpu_count() or 1) as server:
-        address, key = server.wait_ready()
+    with ServerProcess(folder, {"bench": model_dir}, num_threads=os.cpu_count() or 1) as server:
         start_s = time.perf_counter() - begin_s
-        started_bytes = server.peak_memory_bytes()
+        started_bytes = peak_mib(server.pid) * 2**20
         rows = [report.Row.of("start of tinsmith up", [start_s], "s", "lower")]
-        with tinsmith.Client(address, key) as client:
+        with tinsmith.Client(server.address, server.api_key) as client:
             service, rivals = Service(client, "bench"), Rivals(model_dir)
             for name, batches, target in (
                 ("training 1 tenant x (4x128): service / PEFT", [tokens(4, 129)], 1.0),
@@ -193,7 +193,7 @@ def service_rows(model_dir: Path, folder: Path, repeats: int) -> list[report.Row
                     )
                     rows.append(report.Row.of(name, found, "ratio", "higher", target=target))
                 rows.append(speed(name, count * SAMPLED_TOKENS / best_s))
-        used_bytes = server.peak_memory_bytes()
+        used_bytes = peak_mib(server.pid) * 2**20
     needed = known_bytes(model_dir)
     rows += [
         report.Row.of(
@@ -254,10 +254,9 @@ def start_rows(folder: Path) -> list[report.Row]:
         for num_threads in (1, 2, 4):
             begin_s = time.perf_counter()
             place = folder / f"{shape}-{num_threads}"
-            with Server(place, model_dir, num_threads=num_threads) as server:
-                address, key = server.wait_ready()
+            with ServerProcess(place, {"bench": model_dir}, num_threads=num_threads) as server:
                 start_s = time.perf_counter() - begin_s
-                with tinsmith.Client(address, key) as client:
+                with tinsmith.Client(server.address, server.api_key) as client:
                     exactness = client.list_models()[0].exactness
                     service = Service(client, "bench")
                     service.train([torch.arange(3, 36)[None]])

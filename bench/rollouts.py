@@ -22,15 +22,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tests.support.pods import PodDeployment
 
 import tinsmith
 from bench import report
-from bench.pods import Pods
+from bench.machine_load import process_cpu_s
 from tinsmith.environments.environment_calls import EnvironmentInstance
 from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.group_plan import GroupConfig
@@ -47,18 +48,19 @@ _CLIENT_GRACE_S = 2.0
 _LEFT_TIMEOUT_S = 60.0
 _TARGET_STEPS = 3000.0
 _EPISODE = RolloutConfig(max_turns=4, max_tokens_per_turn=8)
-_FURTHER = {
+_PODS = ("scheduler", "trainer", "sampler", "gateway", "environment", "coordinator")
+_SETTINGS: Mapping[str, Mapping[str, object]] = {
     "environment": {
-        "ENVIRONMENTS": "faulty=bench.faulty_environment:FaultyGuessing",
-        "MAX_INSTANCES": "2048",
-        "MAX_PROJECT_INSTANCES": "2048",
-        "MAX_PROJECT_WORKERS": "32",
-        "STEP_TIMEOUT_S": str(_STEP_TIMEOUT_S),
-        "CLIENT_GRACE_S": str(_CLIENT_GRACE_S),
+        "environments": "faulty=bench.faulty_environment:FaultyGuessing",
+        "max_instances": 2048,
+        "max_project_instances": 2048,
+        "max_project_workers": 32,
+        "step_timeout_s": _STEP_TIMEOUT_S,
+        "client_grace_s": _CLIENT_GRACE_S,
     },
     "coordinator": {
-        "MAX_PLAYING_EPISODES": "1000",
-        "MAX_PLAYING_EPISODES_OF_PROJECT": "1000",
+        "max_playing_episodes": 1000,
+        "max_playing_episodes_of_project": 1000,
     },
 }
 
@@ -88,7 +90,7 @@ class Player:
         pods: Whose sampler's time is read.
     """
 
-    def __init__(self, client: tinsmith.Client, pods: Pods) -> None:
+    def __init__(self, client: tinsmith.Client, pods: PodDeployment) -> None:
         self._client = client
         self._pods = pods
         self._sampler = client.create_sampler(base_model=_MODEL)
@@ -106,8 +108,8 @@ class Player:
         """Play groups of an environment, and return how it went."""
         self._num_batches += 1
         config = {} if fault_share is None else {"fault_share": fault_share}
-        sampler = self._pods.child("sampler-0")
-        cpu_s, begin_s = sampler.cpu_time_s(), time.monotonic()
+        sampler = self._pods.processes["sampler"].pid
+        cpu_s, begin_s = process_cpu_s(sampler), time.monotonic()
         result = self._client.environments.play(
             environment,
             sampler=self._sampler,
@@ -122,7 +124,7 @@ class Player:
         plays = [each for group in result.groups for each in group.trajectories]
         return Played(
             len(plays) / took_s,
-            (sampler.cpu_time_s() - cpu_s) / took_s,
+            (process_cpu_s(sampler) - cpu_s) / took_s,
             result.report,
             sum(play.reason.is_infrastructure for play in plays),
         )
@@ -308,8 +310,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_tiny_model(folder / "model", TinyModelConfig())
-        with Pods(folder / "pods", model, _MODEL, further=_FURTHER) as pods:
-            pods.wait_ready()
+        with PodDeployment(folder / "pods", {_MODEL: model}, _PODS, settings=_SETTINGS) as pods:
             with tinsmith.Client(pods.scheduler_address, pods.api_key) as client:
                 player = Player(client, pods)
                 rows = crowd_rows(player, arguments.crowds, arguments.episodes)

@@ -8,21 +8,23 @@ for the client, so that the ratio stays below two.
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 import time
 from pathlib import Path
 
 from rich.console import Console
+from tests.support.pods import PodDeployment
+from tests.support.wait import until
 
 import tinsmith
 from bench import report
-from bench.pods import Pods
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 BASE_MODEL = "bench"
 _NUM_PROMPTS, _PROMPT_TOKENS, _SAMPLE_TOKENS = 256, 16, 48
 _TARGET = 1.7
-_START_TIMEOUT_S = 120.0
+_PODS = ("scheduler", "trainer", "sampler")
 _console = Console(highlight=False, stderr=True)
 
 
@@ -36,11 +38,9 @@ def main() -> int:
         config = TinyModelConfig(hidden_size=384, num_layers=6, intermediate_size=1024)
         model = build_tiny_model(folder / "model", config)
         with (
-            Pods(folder / "one", model, BASE_MODEL) as one,
-            Pods(folder / "two", model, BASE_MODEL, num_samplers=2) as two,
+            PodDeployment(folder / "one", {BASE_MODEL: model}, _PODS) as one,
+            PodDeployment(folder / "two", {BASE_MODEL: model}, (*_PODS, "sampler-1")) as two,
         ):
-            for pods in (one, two):
-                pods.wait_ready()
             rows = _measure(one, two, arguments.repeats)
     machine = report.machine() | {"threads": 1}
     report.write("samplers", rows, machine)
@@ -48,7 +48,7 @@ def main() -> int:
     return 0
 
 
-def _measure(one: Pods, two: Pods, num_repeats: int) -> list[report.Row]:
+def _measure(one: PodDeployment, two: PodDeployment, num_repeats: int) -> list[report.Row]:
     with (
         tinsmith.Client(one.scheduler_address, one.api_key) as client_of_one,
         tinsmith.Client(two.scheduler_address, two.api_key) as client_of_two,
@@ -58,7 +58,7 @@ def _measure(one: Pods, two: Pods, num_repeats: int) -> list[report.Row]:
             for client in (client_of_one, client_of_two)
         ]
         for sampler, num_samplers in zip(samplers, (1, 2), strict=True):
-            _wait_for(sampler, num_samplers)
+            until(functools.partial(_reaches, sampler, num_samplers))
         pairs = []
         for repeat in range(num_repeats):
             rates = [_rate(sampler, seed=repeat + 1)[0] for sampler in samplers]
@@ -78,16 +78,9 @@ def _measure(one: Pods, two: Pods, num_repeats: int) -> list[report.Row]:
     ]
 
 
-def _wait_for(sampler: tinsmith.Sampler, num_samplers: int) -> None:
-    """Sample until so many samplers have answered.
-
-    Raises:
-        RuntimeError: If they do not in time.
-    """
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while len(_rate(sampler, seed=0)[1]) < num_samplers:
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"a session does not reach {num_samplers} samplers")
+def _reaches(sampler: tinsmith.Sampler, num_samplers: int) -> bool:
+    """Sample, and return whether so many samplers answered."""
+    return len(_rate(sampler, seed=0)[1]) >= num_samplers
 
 
 def _rate(sampler: tinsmith.Sampler, seed: int) -> tuple[float, set[str]]:

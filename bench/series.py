@@ -17,9 +17,8 @@ from rich.console import Console
 
 import tinsmith
 from bench import report
-from bench.processes import Server, wait_served
 from bench.watchers import scrape
-from tinsmith_local.process import free_port
+from tinsmith_local.process import ServerProcess, free_port
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.observability.run_series import MAX_RUNS
 
@@ -34,17 +33,17 @@ def lines_by_runs(folder: Path, num_runs: int) -> Iterator[tuple[int, int]]:
     model = build_tiny_model(folder / "model")
     metrics_address = f"127.0.0.1:{free_port()}"
     flags = ("--metrics-address", metrics_address, "--log-level", "WARNING")
-    with Server(folder / "server", model, num_threads=1, flags=flags) as server:
-        address, key = server.wait_ready()
-        with tinsmith.Client(address, key) as client:
-            wait_served(client)
-            alive: collections.deque[tinsmith.TrainingRun] = collections.deque()
-            for number in range(1, num_runs + 1):
-                alive.append(_live_one(client))
-                if len(alive) > _MAX_ALIVE:
-                    client.runs.delete(alive.popleft().name)
-                if number % MAX_RUNS == 0:
-                    yield number, scrape(metrics_address)
+    with (
+        ServerProcess(folder / "server", {"bench": model}, flags=flags) as server,
+        tinsmith.Client(server.address, server.api_key) as client,
+    ):
+        alive: collections.deque[tinsmith.TrainingRun] = collections.deque()
+        for number in range(1, num_runs + 1):
+            alive.append(_live_one(client))
+            if len(alive) > _MAX_ALIVE:
+                client.runs.delete(alive.popleft().name)
+            if number % MAX_RUNS == 0:
+                yield number, scrape(metrics_address)
 
 
 def _live_one(client: tinsmith.Client) -> tinsmith.TrainingRun:

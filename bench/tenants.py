@@ -24,9 +24,9 @@ from rich.console import Console
 
 import tinsmith
 from bench import report
-from bench.machine_load import NoiseMeter
+from bench.machine_load import NoiseMeter, process_cpu_s
 from bench.paired_runs import RANK, Batch, Case, PeftSide, build_model
-from bench.processes import Server, wait_served
+from tinsmith_local.process import ServerProcess
 
 _NUM_TENANTS = 16
 _CASES = (
@@ -147,19 +147,19 @@ def main() -> None:
         folder = Path(name)
         build_model(folder / "model", with_tokenizer=True)
         flags = ["--compiled", "--dtype", arguments.dtype]
-        with Server(folder / "server", folder / "model", num_threads=1, flags=flags) as server:
-            address, api_key = server.wait_ready()
-            with tinsmith.Client(address, api_key) as client:
-                wait_served(client)
-                tenants = [Tenant(client, f"tenant-{index}") for index in range(_NUM_TENANTS)]
-                dtype = getattr(torch, arguments.dtype)
-                peft = PeftSide(folder / "model", dtype, _NUM_TENANTS)
-                meter = NoiseMeter(lambda: server.cpu_time_s() + time.process_time())
-                for case, num_steps in _CASES:
-                    rows += tenant_rows(tenants, peft, case, num_steps, arguments.repeats)
-                    _console.print(f"{case.name}: {rows[-3].value:.2f} of sequential PEFT")
-                rows += idle_rows(client, tenants[0], _CASES[1][0].batches()[0])
-                conditions = meter.describe()
+        with (
+            ServerProcess(folder / "server", {"bench": folder / "model"}, flags=flags) as server,
+            tinsmith.Client(server.address, server.api_key) as client,
+        ):
+            tenants = [Tenant(client, f"tenant-{index}") for index in range(_NUM_TENANTS)]
+            dtype = getattr(torch, arguments.dtype)
+            peft = PeftSide(folder / "model", dtype, _NUM_TENANTS)
+            meter = NoiseMeter(lambda: process_cpu_s(server.pid) + time.process_time())
+            for case, num_steps in _CASES:
+                rows += tenant_rows(tenants, peft, case, num_steps, arguments.repeats)
+                _console.print(f"{case.name}: {rows[-3].value:.2f} of sequential PEFT")
+            rows += idle_rows(client, tenants[0], _CASES[1][0].batches()[0])
+            conditions = meter.describe()
     machine = report.machine() | {"threads": 1, "dtype": arguments.dtype} | conditions
     report.show("16 clients through the service against sequential PEFT", rows, machine)
     suffix = "" if arguments.dtype == "float32" else f"-{arguments.dtype}"

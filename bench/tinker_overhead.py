@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import tinker
+from tests.support.pods import PodDeployment
 from tinker import types
 
 import tinsmith
 from bench import report
-from bench.pods import Pods
 from tinsmith import SamplingParams
 from tinsmith_gateway.tinker import wire_pb2
 from tinsmith_gateway.tinker.wire import tensor_codec
@@ -29,7 +29,7 @@ _POLL_TIMEOUT_S = 60.0
 _HELD_NUMBER = 2
 
 
-def tinker_rows(pods: Pods, base_model: str, num_polls: int) -> list[report.Row]:
+def tinker_rows(pods: PodDeployment, base_model: str, num_polls: int) -> list[report.Row]:
     """Return steps and samples by the `tinker` package beside our own, and its long polls held."""
     with (
         _tinker_client(pods) as service,
@@ -59,7 +59,7 @@ def tinker_rows(pods: Pods, base_model: str, num_polls: int) -> list[report.Row]
 
 
 @contextlib.contextmanager
-def _tinker_client(pods: Pods) -> Iterator[tinker.ServiceClient]:
+def _tinker_client(pods: PodDeployment) -> Iterator[tinker.ServiceClient]:
     os.environ["TINKER_BASE_URL"] = f"http://{pods.gateway_address}"
     os.environ["TINKER_API_KEY"] = pods.api_key.replace("tsk_", "tml-", 1)
     with tinker.ServiceClient() as service:
@@ -124,7 +124,7 @@ def _tinker_samples(sampling: tinker.SamplingClient) -> None:
         future.result()
 
 
-async def _polls(pods: Pods, model_id: str, num_polls: int) -> list[report.Row]:
+async def _polls(pods: PodDeployment, model_id: str, num_polls: int) -> list[report.Row]:
     """Hold `retrieve_future` of a call that waits for the number before it, many times at once."""
     future = await asyncio.to_thread(_submit_held, pods, model_id)
     idle = [await _request(pods, "/client/dynamic_config", {}) for _ in range(50)]
@@ -148,7 +148,7 @@ async def _polls(pods: Pods, model_id: str, num_polls: int) -> list[report.Row]:
     ]
 
 
-def _submit_held(pods: Pods, model_id: str) -> str:
+def _submit_held(pods: PodDeployment, model_id: str) -> str:
     """Send call 2 of a model whose call 1 does not come."""
     request = wire_pb2.ForwardBackwardRequest(
         model_id=model_id, seq_id=_HELD_NUMBER, loss_fn="cross_entropy"
@@ -165,7 +165,7 @@ def _submit_held(pods: Pods, model_id: str) -> str:
     return future
 
 
-async def _request(pods: Pods, path: str, body: dict[str, Any]) -> tuple[int, float]:
+async def _request(pods: PodDeployment, path: str, body: dict[str, Any]) -> tuple[int, float]:
     """Post on a connection of its own; return the status and the seconds it took."""
     host, _, port = pods.gateway_address.rpartition(":")
     content = json.dumps(body).encode()

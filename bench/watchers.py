@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -22,7 +22,8 @@ import grpc
 import httpx
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from bench.processes import PipedChild, Server
+from bench.processes import PipedChild
+from tinsmith_local.process import ServerProcess
 
 _SHOWN_TIMEOUT_S = 60.0
 _MAX_POINTS = 600
@@ -30,7 +31,7 @@ _CURVES_SOURCE = Path(__file__).parents[1] / "clients/web/src/curves.ts"
 _OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
 
 
-class WatchedServer(Server):
+class WatchedServer(ServerProcess):
     """Such a server as a child process.
 
     Args:
@@ -41,15 +42,12 @@ class WatchedServer(Server):
     """
 
     def __init__(self, folder: Path, model: Path, *, collector: str, metrics_address: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         socket = str(folder / "switches")
-        flags = ("--metrics-address", metrics_address, "--log-level", "INFO")
         super().__init__(
             folder,
-            model,
-            num_threads=1,
-            flags=flags,
+            {"bench": model},
             module=("bench.watched_server", socket, collector),
+            flags=("--metrics-address", metrics_address, "--log-level", "INFO"),
         )
         self._socket = socket
         self._switches: Any = None
@@ -66,8 +64,12 @@ class Collector(PipedChild):
     """Takes spans over OTLP/gRPC, and counts them."""
 
     def __init__(self, folder: Path) -> None:
-        command = ["-m", "bench.watchers", "collect"]
-        super().__init__(command, num_threads=1, log=folder / "collector.log", has_pipes=True)
+        super().__init__(["-m", "bench.watchers", "collect"], folder / "collector.log")
+        self.endpoint = ""
+
+    def start(self, variables: Mapping[str, str] | None = None) -> None:
+        """Start it, and read where spans are to go."""
+        super().start(variables)
         self.endpoint = f"http://127.0.0.1:{self.read()['port']}"
 
     @property
@@ -89,7 +91,7 @@ class PageReader(PipedChild):
     def __init__(self, folder: Path, address: str, key: str, charts: Sequence[str]) -> None:
         url = f"http://{address}/page/api/events"
         command = ["-m", "bench.watchers", "page", url, key, *charts]
-        super().__init__(command, num_threads=1, log=folder / "page.log", has_pipes=True)
+        super().__init__(command, folder / "page.log")
         self.num_events = 0
 
     @contextlib.contextmanager

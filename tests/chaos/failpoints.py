@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -57,13 +56,12 @@ _OF_CLUSTERS = frozenset({"controller.write", "controller.wrote"})
 _LEAVING = frozenset({"trainer.leave", "trainer.left"})
 _RELEASING = frozenset({"scheduler.release", "scheduler.released"})
 _MOVING = frozenset({"scheduler.move", "scheduler.moving"})
-_REGISTERED = '"event": "registered"'
 _GONE = '"event": "a trainer is gone"'
 _KILLED = -signal.SIGKILL
 _WAIT_S = 300.0
 _POLL_S = 0.05
 # Snapshots often, so that every part of a restore is passed.
-_SETTINGS = {"trainer": {"SNAPSHOT_REPLAY_S": "0.2"}}
+_SETTINGS = {"trainer": {"snapshot_replay_s": 0.2}}
 
 
 def run(setting: Setting) -> Findings:
@@ -103,7 +101,7 @@ def _strike_hand_overs(setting: Setting, struck: list[str]) -> list[Row]:
 
     That takes a trainer which is silent for too long for the scheduler and not for its lease.
     """
-    settings = {"trainer": {"LEASE_TTL_S": "12"}}
+    settings = {"trainer": {"lease_ttl_s": 12}}
     part = dataclasses.replace(setting, folder=setting.folder / "hand_over")
     with deployment(part, num_samplers=0, settings=settings) as deployed:
         names = sorted(_HAND_OVER)
@@ -135,11 +133,13 @@ def _silence_holder(cluster: Cluster, view: LedgerView) -> None:
     view.wait_finished(view.num_finished())
     _wait_for(lambda: len(view.holders()) == 1, "nobody trains")
     [holder] = [pod for pod in cluster.trainers if [pod.name] == view.holders()]
-    num_moves = cluster.scheduler.log.count(_GONE)
+    num_moves = cluster.scheduler.log.read_text().count(_GONE)
     num_exits = len(holder.exit_codes)
-    holder.pause()
-    _wait_for(lambda: cluster.scheduler.log.count(_GONE) > num_moves, "nobody was missed")
-    holder.resume()
+    holder.send(signal.SIGSTOP)
+    _wait_for(
+        lambda: cluster.scheduler.log.read_text().count(_GONE) > num_moves, "nobody was missed"
+    )
+    holder.send(signal.SIGCONT)
     _wait_for(lambda: len(holder.exit_codes) > num_exits, "no hand-over")
     if holder.exit_codes[num_exits] != _KILLED:
         raise AssertionError(f"{holder.name} ended with {holder.exit_codes[num_exits]}")
@@ -168,16 +168,15 @@ def _arm(pod: Pod, name: str) -> None:
     pod.arm([f"{name}=kill:{_NUM_PASSINGS.get(name, 1)}"])
     pod.kill()
     _wait_for(
-        lambda: pod.is_alive and pod.armed.startswith(f"{name}="), f"{pod.name} does not start"
+        lambda: pod.is_running and pod.armed.startswith(f"{name}="), f"{pod.name} does not start"
     )
 
 
 def _provoke(cluster: Cluster, pod: Pod, name: str) -> None:
     """Do what makes a pod come to a point, where the tenant alone does not."""
     if name in _LEAVING:
-        num_served = pod.log.count(_REGISTERED)
-        _wait_for(lambda: pod.log.count(_REGISTERED) > num_served, f"{pod.name} does not serve")
-        os.kill(pod.pid, signal.SIGTERM)
+        _wait_for(lambda: pod.is_listed, f"{pod.name} does not serve")
+        pod.terminate()
     elif name in _MOVING:
         cluster.trainers[0].kill()
     elif name in _RELEASING:

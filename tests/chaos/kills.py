@@ -26,7 +26,7 @@ _WAIT_S = 90.0
 _POLL_S = 0.02
 # Commits take a little longer, so that kills fall into them as well.
 _SETTINGS = {
-    "trainer": {"FAILPOINTS": "trainer.commit=sleep:0.01", "SNAPSHOT_REPLAY_S": "2"},
+    "trainer": {"failpoints": "trainer.commit=sleep:0.01", "snapshot_replay_s": 2},
 }
 
 
@@ -107,7 +107,7 @@ class Killer:
             self._postgres.start()
         else:
             pod = self._wait_chosen(target)
-            phases = pod.kill() or _STARTING
+            phases = pod.strike() or _STARTING
             unfinished = self._view.unfinished()
         if unfinished:
             self.num_counted += 1
@@ -139,7 +139,7 @@ class Killer:
         """Return once all pods run and no operation is one death away from being given up."""
         end_s = time.monotonic() + _WAIT_S
         while not self._tenants.is_broken:
-            is_running = all(pod.is_alive for pod in self._cluster.pods)
+            is_running = all(pod.is_running for pod in self._cluster.pods)
             if is_running and self._view.unfinished().max_attempts < 2:
                 return
             if time.monotonic() > end_s:

@@ -53,7 +53,7 @@ def run(setting: Setting) -> Findings:
                 storage_uri=_uri(proxy.endpoint),
                 num_samplers=1,
                 # Often, so that faults meet them.
-                settings={"trainer": {"SNAPSHOT_REPLAY_S": "0.5", "S3_TIMEOUT_S": "5"}},
+                settings={"trainer": {"snapshot_replay_s": 0.5, "s3_timeout_s": 5}},
             ) as cluster:
                 setting.say("the pods serve")
                 view = LedgerView(postgres, _DATABASE)

@@ -55,7 +55,7 @@ def deployment(
     *,
     num_trainers: int = 2,
     num_samplers: int = 1,
-    settings: Mapping[str, Mapping[str, str]] | None = None,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Iterator[Deployed]:
     """Run a database server and pods of its own."""
     postgres = new_server(POSTGRES_SETTINGS)

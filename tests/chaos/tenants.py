@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import tinsmith
-from tests.chaos.cluster import BASE_MODEL, CALL_TIMEOUT_S, Cluster
+from tests.chaos.cluster import BASE_MODEL, Cluster
 from tests.chaos.report import Row
 from tests.integration.servers import Deployment, create_key
+from tests.support.wait import TIMEOUT_S
 from tinsmith.rollouts import MASKED_VERSION, TokenSample, build_arrays
 
 IN_FLIGHT = 6
@@ -226,8 +227,8 @@ class Tenants:
             self._cluster.address,
             self._keys[tenant.project],
             project=tenant.project,
-            operation_timeout_s=CALL_TIMEOUT_S,
-            retry=tinsmith.RetryPolicy(budget_s=CALL_TIMEOUT_S),
+            operation_timeout_s=TIMEOUT_S,
+            retry=tinsmith.RetryPolicy(budget_s=TIMEOUT_S),
         )
 
     def _begin(self, chosen: Sequence[Tenant], goes_on: Callable[[Tenant, int], bool]) -> None:

@@ -6,6 +6,7 @@ goes on it must find that out, change nothing, and end with the exit code of a f
 
 from __future__ import annotations
 
+import signal
 import time
 
 from tests.chaos.cluster import Pod
@@ -37,7 +38,7 @@ def run(setting: Setting) -> Findings:
             [run] = [each.run for each in training.values()]
             before = view.rows_of(run)
             num_exits = len(zombie.exit_codes)
-            zombie.resume()
+            zombie.send(signal.SIGCONT)
             code = _wait_exit(zombie, num_exits)
             num_fenced += code == _FENCED_EXIT_CODE
             after = view.rows_of(run)
@@ -67,7 +68,7 @@ def _stop_holder(
             raise TimeoutError("the tenant does not train")
         time.sleep(_POLL_S)
     [zombie] = [pod for pod in deployed.cluster.trainers if pod.name == holders[0]]
-    zombie.pause()
+    zombie.send(signal.SIGSTOP)
     end_s = time.monotonic() + _WAIT_S
     while view.holders() in ([], [zombie.name]):
         if time.monotonic() > end_s:

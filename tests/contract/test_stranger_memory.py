@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,16 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 from tests.fakes.scheduler import bearer
-from tests.integration.servers import PodProcess
 from tests.support.memory import peak_mib
-from tests.support.pod_keys import POD_KEY
-from tests.support.wait import until
+from tests.support.pods import PodDeployment
 
-from tinsmith_local.process import free_port
-from tinsmith_runtime.rpc.auth import ApiKey
-from tinsmith_runtime.rpc.health_probe import is_serving
-
-KEY = str(ApiKey.generate())
+PODS = ("scheduler", "gateway")
 NUM_CALLS, BODY_BYTES, BOMB_BYTES = 8, 60 * 2**20, 200 * 2**20
 ALLOWED_GROWTH_MIB = 200
 """Eight bodies that were taken are 480 MiB, and two bombs that went off 400."""
@@ -28,30 +21,13 @@ TIMEOUT_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, PodProcess]]]:
-    """A scheduler and a gateway, each with its address."""
-    folder = tmp_path_factory.mktemp("pods")
-    addresses = {pod: f"127.0.0.1:{free_port()}" for pod in ("scheduler", "gateway")}
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for pod, address in addresses.items():
-            settings = {
-                "POD_KEY": POD_KEY,
-                "DATA_DIR": str(folder / pod),
-                "LISTEN_ADDRESS": address,
-                "SCHEDULER_ADDRESS": addresses["scheduler"],
-                "DRAIN_TIMEOUT_S": "1",
-            }
-            if pod == "scheduler":
-                settings["BOOTSTRAP_KEY"] = KEY
-            process = stack.enter_context(PodProcess(pod, folder, settings))
-            found[pod] = address, process
-        for address in addresses.values():
-            until(lambda at=address: is_serving(at, timeout_s=1.0))  # type: ignore[misc]
-        yield found
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodDeployment]:
+    settings = {pod: {"drain_timeout_s": 1} for pod in PODS}
+    with PodDeployment(tmp_path_factory.mktemp("pods"), {}, PODS, settings=settings) as running:
+        yield running
 
 
-@pytest.mark.parametrize("pod", ["scheduler", "gateway"])
+@pytest.mark.parametrize("pod", PODS)
 @pytest.mark.parametrize(
     ("path", "codes"),
     [
@@ -61,26 +37,24 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[s
     ],
 )
 async def test_bodies_without_a_key_take_no_memory(
-    pods: dict[str, tuple[str, PodProcess]], pod: str, path: str, codes: set[str]
+    running: PodDeployment, pod: str, path: str, codes: set[str]
 ) -> None:
-    address, process = pods[pod]
+    process = running.processes[pod]
     before = peak_mib(process.pid)
     body = bytes(BODY_BYTES)
-    assert await _send(address, path, [body] * NUM_CALLS, ()) == codes
+    assert await _send(process.address, path, [body] * NUM_CALLS, ()) == codes
     assert peak_mib(process.pid) - before < ALLOWED_GROWTH_MIB
 
 
-@pytest.mark.parametrize("pod", ["scheduler", "gateway"])
-async def test_bombs_with_a_key_are_not_unpacked(
-    pods: dict[str, tuple[str, PodProcess]], pod: str
-) -> None:
-    address, process = pods[pod]
+@pytest.mark.parametrize("pod", PODS)
+async def test_bombs_with_a_key_are_not_unpacked(running: PodDeployment, pod: str) -> None:
+    process = running.processes[pod]
     before = peak_mib(process.pid)
     codes = await _send(
-        address,
+        process.address,
         "/tinsmith.v1.SchedulerService/CreateSession",
         [bytes(BOMB_BYTES)] * 2,
-        bearer(KEY),
+        bearer(running.api_key),
         compression=grpc.Compression.Gzip,
     )
     assert codes == {"RESOURCE_EXHAUSTED"}

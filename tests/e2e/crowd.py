@@ -83,7 +83,7 @@ def run_crowd(
             cluster,
             folder,
             ",".join(namespaces.values()),
-            str(scheduler.settings["listen_address"]),
+            scheduler.address,
             projects=",".join(f"{where}={name}" for name, where in namespaces.items()),
             queues_path=_queues(folder),
             lease_namespace=namespaces["gold"],

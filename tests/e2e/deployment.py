@@ -2,103 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.e2e.cluster import Json, TestCluster, path
+from tests.support.pod_keys import POD_KEY
+from tests.support.pods import PodProcess
 from tinsmith_local.process import free_port
 
 GROUP_VERSION = "tinsmith.dev/v1alpha1"
-POD_KEY = "pod-key-of-a-test-deployment"
 ENDED = ("Succeeded", "Failed", "Cancelled")
-_STOP_TIMEOUT_S = 30.0
 _CRDS = Path(__file__).parents[2] / "k8s" / "crd"
 
 
-class PodProcess:
-    """`python -m tinsmith_<pod>` with its settings as variables; can be killed and started again.
+class DrainedPod(PodProcess):
+    """A pod that has to end by itself when it is asked to."""
 
-    Args:
-        pod: Name of the pod.
-        log: File for its output; further starts append.
-        settings: By name of the field, in lower case.
-    """
-
-    def __init__(self, pod: str, log: Path, settings: Mapping[str, object]) -> None:
-        self._pod = pod
-        self.log = log
-        self.settings = dict(settings)
-        self.environment: dict[str, str] = {}
-        """Further variables, whatever their names."""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start the process, with further variables for this time; it serves a little later."""
-        variables = {f"TINSMITH_{name.upper()}": str(v) for name, v in self.settings.items()}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"tinsmith_{self._pod}"],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    **variables,
-                    **self.environment,
-                    **(environment or {}),
-                },
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait(self, timeout_s: float) -> int:
-        """Return the exit code, once the process has ended."""
-        assert self._process is not None
-        return self._process.wait(timeout_s)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """End the process as a power cut would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self) -> None:
-        """Ask the process to end, and wait."""
-        if self.is_running:
-            self.send(signal.SIGTERM)
-            try:
-                self.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
+    def stop(self, *, is_asked: bool = False) -> None:
+        """Ask the process to end, and wait; an error if it had to be killed."""
+        was_running = self.is_running
+        super().stop(is_asked=is_asked)
+        assert not was_running or self.poll() != -signal.SIGKILL, f"{self.name} did not end"
 
 
 def install_resources(cluster: TestCluster) -> None:
@@ -117,11 +43,11 @@ def install_resources(cluster: TestCluster) -> None:
         cluster.wait_for(is_served, f"{plural} to be served")
 
 
-def scheduler_process(folder: Path, **settings: object) -> PodProcess:
-    """Return a scheduler on a port of its own; its address is in its settings."""
-    return PodProcess(
+def scheduler_process(folder: Path, **settings: object) -> DrainedPod:
+    """Return a scheduler on a port of its own."""
+    return DrainedPod(
         "scheduler",
-        folder / "scheduler.log",
+        folder,
         {
             "data_dir": folder / "scheduler",
             "listen_address": f"127.0.0.1:{free_port()}",
@@ -139,11 +65,11 @@ def controller_process(
     *,
     identity: str = "controller-0",
     **settings: object,
-) -> PodProcess:
+) -> DrainedPod:
     """Return a controller of one namespace."""
-    return PodProcess(
-        "controller",
-        folder / f"{identity}.log",
+    return DrainedPod(
+        identity,
+        folder,
         {
             "namespaces": namespace,
             "kubeconfig": cluster.kubeconfig,

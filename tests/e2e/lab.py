@@ -15,13 +15,13 @@ import grpc
 from tests.e2e.cluster import FakeNode, Json, Kubelet, TestCluster, path
 from tests.e2e.deployment import (
     GROUP_VERSION,
-    POD_KEY,
     SMALL,
+    DrainedPod,
     Jobs,
-    PodProcess,
     controller_process,
     scheduler_process,
 )
+from tests.support.pod_keys import POD_KEY
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
@@ -47,8 +47,8 @@ class Lab:
 
     cluster: TestCluster
     jobs: Jobs
-    controller: PodProcess
-    scheduler: PodProcess
+    controller: DrainedPod
+    scheduler: DrainedPod
     folder: Path
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _first: int = 0
@@ -118,7 +118,7 @@ class Lab:
 
     def good_keys(self, job: str) -> list[Any]:
         """Return the keys of a job that the scheduler accepts."""
-        address = str(self.scheduler.settings["listen_address"])
+        address = self.scheduler.address
         with grpc.insecure_channel(address) as channel:
             stub: Any = job_pb2_grpc.JobServiceStub(channel)
             answer = stub.ListJobKeys(
@@ -165,11 +165,12 @@ def _lab(
 ) -> Iterator[Lab]:
     """Yield a lab whose scheduler runs."""
     with scheduler_process(folder) as scheduler:
-        address = str(scheduler.settings["listen_address"])
         yield Lab(
             cluster=cluster,
             jobs=Jobs(cluster, namespace),
-            controller=controller_process(cluster, folder, namespace, address, **settings),
+            controller=controller_process(
+                cluster, folder, namespace, scheduler.address, **settings
+            ),
             scheduler=scheduler,
             folder=folder,
         )

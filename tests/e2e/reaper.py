@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from tests.e2e.deployment import PodProcess
+from tests.support.pods import PodProcess
 
 _POLL_S = 0.05
 _GIVES_WAY = (2, 3)

@@ -23,9 +23,7 @@ def jobs(cluster: TestCluster, namespace: str, tmp_path: Path) -> Iterator[Jobs]
     install_resources(cluster)
     with (
         scheduler_process(tmp_path) as scheduler,
-        controller_process(
-            cluster, tmp_path, namespace, str(scheduler.settings["listen_address"])
-        ) as controller,
+        controller_process(cluster, tmp_path, namespace, scheduler.address) as controller,
     ):
         yield Jobs(cluster, namespace)
         assert controller.is_running, controller.log.read_text()[-2000:]

@@ -107,7 +107,7 @@ def _dying_lab(
             cluster,
             folder,
             namespace,
-            str(scheduler.settings["listen_address"]),
+            scheduler.address,
             lease_ttl_s=1.5,
             resync_interval_s=2,
         )

@@ -14,13 +14,14 @@ import pytest
 import yaml
 
 from tests.e2e.cluster import ApiError, Json, Kubelet, TestCluster, path
-from tests.e2e.deployment import PodProcess
+from tests.e2e.deployment import DrainedPod
 from tests.e2e.history import History, leftovers
 from tests.e2e.lab import Lab, lab_at_rest, training
 from tests.e2e.reaper import Reaper
 from tests.faults.proxy import Fault, FaultProxy
 from tests.observability.prometheus_server import scraping
 from tests.observability.scraped import Day, Scraped
+from tests.support.pods import PodProcess
 from tinsmith_local.process import free_port
 
 _PATIENCE_S = 60.0
@@ -188,10 +189,10 @@ def _lab(
     return lab_at_rest(cluster, namespace, folder, **settings)
 
 
-def _replica(lab: Lab, number: int) -> PodProcess:
+def _replica(lab: Lab, number: int) -> DrainedPod:
     identity = f"controller-{number}"
     settings = {**lab.controller.settings, "identity": identity}
-    return PodProcess("controller", lab.folder / f"{identity}.log", settings)
+    return DrainedPod(identity, lab.folder, settings)
 
 
 def _through(cluster: TestCluster, proxy: FaultProxy, folder: Path) -> Path:

@@ -15,22 +15,19 @@ from typing import Any
 import tinsmith
 from tests.e2e.cluster import FakeNode, Image, Json, Kubelet, TestCluster, path
 from tests.e2e.deployment import (
-    POD_KEY,
+    DrainedPod,
     Jobs,
-    PodProcess,
     controller_process,
     install_resources,
-    scheduler_process,
 )
 from tests.fakes.chart_harness import load_values, merge, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
+from tests.support.pods import PodDeployment
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
 from tinsmith_local.made_models import MADE_MODELS
-from tinsmith_local.process import free_port
-from tinsmith_runtime.rpc.auth import ApiKey
 
 MODEL = "tiny"
 TINY: Json = {"requests": {"cpu": "500m", "memory": "1Gi"}}
@@ -40,7 +37,6 @@ POD_SETTINGS = [
     {"name": "TINSMITH_FAILPOINTS", "value": "trainer.compute=sleep:0.5"},
 ]
 _BUCKET = "checkpoints"
-_START_TIMEOUT_S = 60.0
 
 
 class TrainingDeployment:
@@ -63,7 +59,7 @@ class TrainingDeployment:
         api_key: str,
         store: S3Server,
         models: Path,
-        controller: PodProcess | None = None,
+        controller: DrainedPod | None = None,
     ) -> None:
         self.jobs = jobs
         self.store = store
@@ -154,7 +150,6 @@ def training_deployment(
         **settings: Further ones of the controller.
     """
     install_resources(cluster)
-    key = ApiKey.generate()
     with contextlib.ExitStack() as closing:
         store = closing.enter_context(running_s3_server())
         store.create_bucket(_BUCKET)
@@ -169,71 +164,43 @@ def training_deployment(
         make_certificates(certificates, namespace=namespace)
         for kind in _PODS:
             create_secret(cluster, namespace, f"pods-{kind}", _files(certificates / kind))
-        scheduler = scheduler_process(
-            folder,
-            database_url=urls["scheduler-database-url"],
-            bootstrap_key=key,
-            job_launcher="kubernetes",
-            job_namespaces=f"{DEFAULT_PROJECT}={namespace}",
-            **_certificate(certificates, "scheduler"),
-        )
-        scheduler.environment = {
-            "KUBECONFIG": str(_service_account(cluster, namespace, "scheduler"))
+        of_services: Mapping[str, Mapping[str, object]] = {
+            "scheduler": {
+                "job_launcher": "kubernetes",
+                "job_namespaces": f"{DEFAULT_PROJECT}={namespace}",
+            },
+            "gateway": {},
+            # Answers for checkpoints of ended jobs: it has no base model, so it gets no runs.
+            "trainer": {"worker_name": "checkpoints"},
+            # On the same database as coordinators of jobs, which must not wait for its lock.
+            "coordinator": {"worker_name": "shared"},
         }
-        closing.enter_context(scheduler)
-        address = str(scheduler.settings["listen_address"])
-        common = {"scheduler_address": address, "pod_key": POD_KEY}
-        gateway = PodProcess(
-            "gateway",
-            folder / "gateway.log",
-            {
-                **common,
-                **_certificate(certificates, "gateway"),
-                "database_url": urls["gateway-database-url"],
-                "data_dir": folder / "gateway",
-                "listen_address": f"127.0.0.1:{free_port()}",
+        services = PodDeployment(
+            folder,
+            {},
+            of_services,
+            settings={
+                pod: {"database_url": urls[f"{pod}-database-url"], **further}
+                for pod, further in of_services.items()
             },
+            certificates=certificates,
+            storage_uri=storage_uri,
+            make=DrainedPod,
         )
-        closing.enter_context(gateway)
-        # Answers for checkpoints of jobs that have ended: it has no base model, so it gets no runs.
-        checkpoints = PodProcess(
-            "trainer",
-            folder / "checkpoints.log",
-            {
-                **common,
-                **_certificate(certificates, "trainer"),
-                "database_url": urls["trainer-database-url"],
-                "data_dir": folder / "checkpoints",
-                "worker_name": "checkpoints",
-                "storage_uri": storage_uri,
-            },
-        )
-        checkpoints.environment = dict(CREDENTIALS)
-        closing.enter_context(checkpoints)
-        # On the same database as coordinators of jobs, which must not wait for its lock.
-        coordinator = PodProcess(
-            "coordinator",
-            folder / "coordinator.log",
-            {
-                **common,
-                **_certificate(certificates, "coordinator"),
-                "database_url": urls["coordinator-database-url"],
-                "data_dir": folder / "coordinator",
-                "worker_name": "shared",
-            },
-        )
-        closing.enter_context(coordinator)
-        gateway_address = str(gateway.settings["listen_address"])
+        rights = _service_account(cluster, namespace, "scheduler")
+        services.processes["scheduler"].variables["KUBECONFIG"] = str(rights)
+        services.processes["trainer"].variables.update(CREDENTIALS)
+        closing.enter_context(services)
         models = provide_models(cluster, namespace)
         controller = controller_process(
             cluster,
             folder,
             namespace,
-            address,
-            gateway_address=gateway_address,
+            services.scheduler_address,
+            gateway_address=services.gateway_address,
             database_secret_name="database",
             pod_certificate_secrets="pods",
-            **_certificate(certificates, "controller"),
+            **services.certificate_of("controller"),
             projects=f"{namespace}={DEFAULT_PROJECT}",
             storage_uri=storage_uri,
             storage_secret_name="storage",
@@ -246,11 +213,10 @@ def training_deployment(
             **settings,
         )
         closing.enter_context(controller)
-        _wait_served(gateway_address, str(key))
         yield TrainingDeployment(
             Jobs(cluster, namespace),
-            address=gateway_address,
-            api_key=str(key),
+            address=services.address,
+            api_key=services.api_key,
             store=store,
             models=models,
             controller=controller,
@@ -258,15 +224,6 @@ def training_deployment(
 
 
 _PODS = ("trainer", "sampler", "environment", "coordinator")
-
-
-def _certificate(folder: Path, pod: str) -> dict[str, Any]:
-    """Return the settings of a pod that speaks TLS to others."""
-    return {
-        "pod_certificate": folder / pod / "tls.crt",
-        "pod_certificate_key": folder / pod / "tls.key",
-        "pod_authority": folder / pod / "ca.crt",
-    }
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -346,10 +303,3 @@ def claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:
     )
     found = cluster.api.get(path("v1", "persistentvolumes", "", volume))
     return Path(found["spec"]["hostPath"]["path"])
-
-
-def _wait_served(address: str, key: str) -> None:
-    """Wait until the gateway answers; it starts when the scheduler does."""
-    retry = tinsmith.RetryPolicy(budget_s=_START_TIMEOUT_S)
-    with tinsmith.Client(address, key, retry=retry) as client:
-        client.list_models()

@@ -28,8 +28,9 @@ from tests.fuzz.frames import HalfOpen, send_frames
 from tests.fuzz.native import Calls
 from tests.fuzz.routes import Routes
 from tests.fuzz.tally import Tally
-from tests.integration.servers import BASE_MODEL, Deployment, PodProcess, create_key, pods
+from tests.integration.servers import BASE_MODEL, Deployment, create_key, pods
 from tests.support.memory import peak_mib, resident_mib
+from tests.support.pods import PodProcess
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 _SHARES = {"wire": 0.2, "native": 0.4, "route": 0.25, "frames": 0.15}
@@ -217,7 +218,7 @@ def main() -> int:
         model_dir = build_tiny_model(
             folder / "model", TinyModelConfig(hidden_size=32, num_layers=1)
         )
-        with pods(folder, model_dir, with_gateway=True, more=("environment", "coordinator")) as (
+        with pods(folder, model_dir, "gateway", "environment", "coordinator") as (
             deployment,
             processes,
         ):

@@ -12,7 +12,7 @@ from tests.integration.servers import (
     Deployment,
     EmbeddedThread,
     embedded_server,
-    pod_processes,
+    pods,
 )
 
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
@@ -57,7 +57,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Itera
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Deployment]:
     """One process for each pod."""
-    with pod_processes(tmp_path_factory.mktemp("processes"), model_dir) as deployment:
+    with pods(tmp_path_factory.mktemp("processes"), model_dir) as (deployment, _):
         yield deployment
 
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 import threading
-import time
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
-from tests.support.pod_keys import POD_KEY
+from tests.support.pods import PodDeployment, PodProcess
 from tests.support.wait import TIMEOUT_S
 
 import tinsmith
 from tinsmith.v1 import keys_pb2, keys_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
 from tinsmith_local.process import free_port
-from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
-_POLL_S = 0.05
 T = TypeVar("T")
 
 
@@ -173,176 +167,20 @@ def embedded_server(
 
 
 @contextlib.contextmanager
-def pod_processes(folder: Path, model_dir: Path) -> Iterator[Deployment]:
-    """Run scheduler, trainer and sampler as processes that share nothing but the store."""
-    with pods(folder, model_dir) as (deployment, _):
-        yield deployment
-
-
-@contextlib.contextmanager
 def pods(
     folder: Path,
     model_dir: Path,
-    *,
-    with_gateway: bool = False,
-    more: Sequence[str] = (),
-    num_samplers: int = 1,
+    *more: str,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
     certificates: Path | None = None,
-    settings: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
-    """Run the pods as processes, which may be killed and started again.
-
-    Args:
-        folder: Of their data, logs and store.
-        model_dir: Of the base model.
-        with_gateway: Whether there is a gateway, whose address the deployment then has.
-        more: Of `environment` and `coordinator`, which there are.
-        num_samplers: Samplers, named `sampler`, `sampler-1` and so on.
-        certificates: A folder of `tinsmith certificates`; without one pods speak in clear.
-        settings: Further ones by pod, by name in capitals.
-    """
-    address = f"127.0.0.1:{free_port()}"
-    api_key = str(ApiKey.generate())
-    shared = {
-        "POD_KEY": POD_KEY,
-        "SCHEDULER_ADDRESS": address,
-        "LISTEN_ADDRESS": "127.0.0.1:0",
-        "DRAIN_TIMEOUT_S": "5",
-    }
-    engine = {
-        **shared,
-        "BASE_MODELS": f"{BASE_MODEL}={model_dir}",
-        "STORAGE_URI": f"file://{folder / 'store'}",
-        "NUM_THREADS": "1",
-    }
-    by_pod = {
-        "scheduler": {
-            **engine,
-            "DATA_DIR": str(folder / "scheduler"),
-            "BOOTSTRAP_KEY": api_key,
-            "LISTEN_ADDRESS": address,
-        },
-        "trainer": {**engine, "DATA_DIR": str(folder / "trainer")},
-        "sampler": engine,
-    }
-    for index in range(1, num_samplers):
-        by_pod[f"sampler-{index}"] = {**engine, "WORKER_NAME": f"sampler-{index}"}
-    served = address
-    if with_gateway:
-        served = f"127.0.0.1:{free_port()}"
-        by_pod["gateway"] = {
-            **shared,
-            "DATA_DIR": str(folder / "gateway"),
-            "LISTEN_ADDRESS": served,
-            "LONG_POLL_S": "2",
-        }
-    for pod in more:
-        by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
-    for pod, further in (settings or {}).items():
-        by_pod[pod] = {**by_pod[pod], **further}
-    if certificates is not None:
-        for pod, values in by_pod.items():
-            own = certificates / pod.partition("-")[0]
-            values["POD_CERTIFICATE"] = str(own / "tls.crt")
-            values["POD_CERTIFICATE_KEY"] = str(own / "tls.key")
-            values["POD_AUTHORITY"] = str(own / "ca.crt")
-    processes = {pod: PodProcess(pod, folder, values) for pod, values in by_pod.items()}
-    try:
-        for process in processes.values():
-            process.start()
-        asked = address if certificates is None else served
-        _wait_until_served(Deployment(asked, api_key, model_dir), processes, folder)
-        yield Deployment(served, api_key, model_dir), processes
-    finally:
-        # All at once: they drain beside each other.
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            process.wait()
-
-
-class PodProcess:
-    """One pod as a process.
-
-    Args:
-        pod: Its kind, with `-` and a number where there are several.
-        folder: Where its log goes.
-        settings: By name, in capitals.
-    """
-
-    def __init__(self, pod: str, folder: Path, settings: Mapping[str, str]) -> None:
-        inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
-        self.metrics_address = f"127.0.0.1:{free_port()}"
-        settings = {"METRICS_ADDRESS": self.metrics_address, **settings}
-        variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
-        self._environment = {**inherited, **variables}
-        self._pod = pod
-        self.log = folder / f"{pod}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def start(self) -> None:
-        """Start the pod, and do not wait for it."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"tinsmith_{self._pod.partition('-')[0]}"],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        """Send SIGKILL to the pod, and reap it."""
-        assert self._process is not None, "the pod was not started"
-        self._process.kill()
-        self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        assert self._process is not None, "the pod was not started"
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """Return how the pod ended; None if it has not."""
-        assert self._process is not None, "the pod was not started"
-        return self._process.poll()
-
-    def terminate(self) -> None:
-        """Ask the pod to drain and end."""
-        if self._process is not None:
-            self._process.terminate()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.terminate()
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait until the pod has ended; kill it if it does not."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-
-def _wait_until_served(
-    deployment: Deployment, processes: Mapping[str, PodProcess], folder: Path
-) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    pause = threading.Event()
-    with deployment.client() as client:
-        while not any(model.trainable and model.sampleable for model in client.list_models()):
-            for pod, process in processes.items():
-                log = (folder / f"{pod}.log").read_text()
-                assert process.poll() is None, f"{pod} ended: {log}"
-            assert time.monotonic() < deadline_s, "the pods did not register in time"
-            pause.wait(_POLL_S)
+    """Run scheduler, trainer, sampler and more pods; see `PodDeployment` for the arguments."""
+    names = ("scheduler", "trainer", "sampler", *more)
+    patient = {"gateway": {"long_poll_s": 2}, **(settings or {})}
+    with PodDeployment(
+        folder, {BASE_MODEL: model_dir}, names, settings=patient, certificates=certificates
+    ) as running:
+        yield Deployment(running.address, running.api_key, model_dir), running.processes
 
 
 def create_key(deployment: Deployment, project: str) -> str:

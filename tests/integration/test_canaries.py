@@ -11,14 +11,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.integration.servers import (
-    BASE_MODEL,
-    TIMEOUT_S,
-    Deployment,
-    PodProcess,
-    create_key,
-    pods,
-)
+from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, create_key, pods
+from tests.support.pods import PodProcess
 
 import tinsmith
 
@@ -44,7 +38,7 @@ def served(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path
 ) -> Iterator[tuple[Deployment, Path, dict[str, PodProcess]]]:
     folder = tmp_path_factory.mktemp("canaries")
-    with pods(folder, model_dir, with_gateway=True) as (deployment, processes):
+    with pods(folder, model_dir, "gateway") as (deployment, processes):
         yield deployment, folder, processes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,11 +20,10 @@ from tests.fakes.hostile_bodies import documents, messages
 from tests.integration.test_authorization_matrix import METHODS
 from tests.support.memory import peak_mib, resident_mib
 from tests.support.server_waits import own_times, slowness, times_of, waited_s
-from tests.support.wait import until
 
 import tinsmith
 from tinsmith_gateway.access.permissions import HTTP_PERMISSIONS
-from tinsmith_local.process import free_port
+from tinsmith_local.process import ServerProcess
 from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 
 NATIVE_BYTES, HTTP_BYTES = 60 * 2**20, 4 * 2**20
@@ -139,37 +137,18 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    folder = tmp_path_factory.mktemp("hostile")
-    port = free_port()
-    command = [str(Path(sys.executable).parent / "tinsmith"), "up"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--port", str(port), "--data-dir", str(folder / "data")],
-            stdout=log,
-            stderr=log,
-        )
-    address, key = f"127.0.0.1:{port}", folder / "data" / "api_key"
-    try:
-        until(lambda: key.exists() or process.poll() is not None)
-        with tinsmith.Client(address, key.read_text().strip()) as client:
-            until(lambda: len(client.list_models()) > 0)
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), {}, num_threads=0) as server:
+        with tinsmith.Client(server.address, server.api_key) as client:
             keys = {
                 project: client.keys.create(project=project, role="member").secret
                 for project in ("evil", "victim")
             }
-        with tinsmith.Client(address, keys["evil"]) as client:
+        with tinsmith.Client(server.address, keys["evil"]) as client:
             run = client.create_lora_training_run(base_model="tiny", rank=1)
             sampler = client.create_sampling_client(base_model="tiny")
             names = {"run": run.name, "sampling_session": sampler.name, "parent": "projects/evil"}
-        found = Target(address, process.pid, keys["evil"], keys["victim"], names)
+        found = Target(server.address, server.pid, keys["evil"], keys["victim"], names)
         yield found
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
     sys.stdout.write("\nworst waits, and memory as times the body:\n")
     for wait_s, times, what, form in sorted(found.rows, reverse=True)[:20]:
         sys.stdout.write(f"{wait_s:6.2f} s {times:6.1f} x  {what}  {form}\n")

@@ -52,7 +52,7 @@ def what_happened(folder: Path) -> list[Any]:
 def test_a_killed_match_has_the_bits_of_an_undisturbed_one(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = pods(tmp_path / "pods", model_dir, with_gateway=True, more=("coordinator",))
+    running = pods(tmp_path / "pods", model_dir, "gateway", "coordinator")
     with running as (deployment, processes), deployment.client() as client:
         calm = match.main(dataclasses.replace(CONFIG, output_dir=tmp_path / "calm"), client)
 

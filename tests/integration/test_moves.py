@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Iterator
 
 import pytest
 from tests.chaos.cluster import BASE_MODEL, Cluster
 from tests.fakes.postgres import PostgresServer
 from tests.integration.servers import weight_files
+from tests.support.wait import until
 
 import tinsmith
 from tinsmith_local.tiny_model import build_tiny_model
@@ -90,7 +92,7 @@ def test_a_killed_trainer_is_replaced_by_another(cluster: Cluster, calm: Trainin
         holder = cluster.trainer_of(client, training.run.name)
         training.submit(8)
         training.collect(leave=5)
-        holder.kill(hold_down=True)
+        holder.hold_down()
         try:
             finish(training, calm)
             assert cluster.trainer_of(client, training.run.name) is not holder
@@ -107,7 +109,7 @@ def test_a_trainer_that_is_restarted_gets_its_runs_back(cluster: Cluster, calm: 
         for other in cluster.trainers:
             other.kill()
         finish(training, calm)
-        assert holder.is_alive
+        assert holder.is_running
 
 
 def test_a_drained_trainer_hands_its_runs_over(cluster: Cluster, calm: Training) -> None:
@@ -131,11 +133,13 @@ def test_a_zombie_commits_nothing_and_ends(cluster: Cluster, calm: Training) -> 
         holder = cluster.trainer_of(client, training.run.name)
         training.submit(8)
         training.collect(leave=5)
-        holder.pause()
+        num_exits = len(holder.exit_codes)
+        holder.send(signal.SIGSTOP)
         finish(training, calm)
         assert cluster.trainer_of(client, training.run.name) is not holder
-        holder.resume()
-        assert holder.wait_exit(30.0) == 3
+        holder.send(signal.SIGCONT)
+        until(lambda: len(holder.exit_codes) > num_exits)
+        assert holder.exit_codes[num_exits] == 3
 
 
 def test_the_scheduler_may_die_while_trainers_train(cluster: Cluster, calm: Training) -> None:

@@ -25,8 +25,8 @@ def deployment(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, certificates: Path
 ) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("tls")
-    more = ("environment", "coordinator")
-    running = pods(folder, model_dir, with_gateway=True, more=more, certificates=certificates)
+    more = ("gateway", "environment", "coordinator")
+    running = pods(folder, model_dir, *more, certificates=certificates)
     with running as (found, _):
         yield found
 

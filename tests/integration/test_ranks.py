@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +14,20 @@ import torch
 from safetensors.torch import load
 from tests.integration.servers import (
     BASE_MODEL,
-    TIMEOUT_S,
     Deployment,
-    PodProcess,
-    free_port,
     weight_files,
 )
+from tests.support.pods import PodDeployment, PodProcess
 
 import tinsmith
-from tinsmith_runtime.rpc.auth import ApiKey
+from tinsmith_local.process import free_port
 
 ADAM = tinsmith.AdamParams(learning_rate=1e-2)
+TORCHRUN = (
+    *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+    *("--max-restarts", "2", "--monitor-interval", "0.1"),
+)
 # Full weights differ in the order of sums between FSDP's module and the engine's own decoder.
 FULL_TOLERANCE = 1e-5
 
@@ -38,8 +36,7 @@ FULL_TOLERANCE = 1e-5
 class RankedDeployment(Deployment):
     """A scheduler, and a trainer of two ranks."""
 
-    torchrun: subprocess.Popen[bytes]
-    log: Path
+    torchrun: PodProcess
 
     def rank(self, number: int) -> psutil.Process:
         """Return the process of a rank."""
@@ -47,83 +44,31 @@ class RankedDeployment(Deployment):
             with contextlib.suppress(psutil.Error):
                 if child.environ().get("RANK") == str(number):
                     return child
-        raise AssertionError(f"rank {number} does not run: {self.log.read_text()}")
+        raise AssertionError(f"rank {number} does not run: {self.torchrun.log.read_text()}")
 
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[RankedDeployment]:
     folder = tmp_path_factory.mktemp("ranked")
-    address, api_key = f"127.0.0.1:{free_port()}", str(ApiKey.generate())
-    shared = {
-        "POD_KEY": "pod-key-of-the-tests",
-        "SCHEDULER_ADDRESS": address,
-        "BASE_MODELS": f"{BASE_MODEL}={model_dir}",
-        "STORAGE_URI": f"file://{folder / 'store'}",
-        "DRAIN_TIMEOUT_S": "5",
-    }
-    scheduler = {
-        **shared,
-        "DATA_DIR": str(folder / "scheduler"),
-        "BOOTSTRAP_KEY": api_key,
-        "LISTEN_ADDRESS": address,
-    }
-    trainer = {
-        **shared,
-        "DATA_DIR": str(folder / "trainer"),
-        "LISTEN_ADDRESS": f"127.0.0.1:{free_port()}",
-        "NUM_THREADS": "1",
-        "SHARD_BASE": "true",
-        "RANK_TIMEOUT_S": "20",
-    }
-    log = folder / "torchrun.log"
-    with PodProcess("scheduler", folder, scheduler), _torchrun(trainer, log) as torchrun:
-        deployment = RankedDeployment(address, api_key, model_dir, torchrun, log)
-        _wait_until_served(deployment)
-        yield deployment
-
-
-@contextlib.contextmanager
-def _torchrun(settings: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
-    variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
-        *("--max-restarts", "2", "--monitor-interval", "0.1", "-m", "tinsmith_trainer"),
-    ]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env={**inherited, **variables, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            stdout=stream,
-            stderr=stream,
-        )
+    running = PodDeployment(folder, {BASE_MODEL: model_dir}, ("scheduler",))
+    address = f"127.0.0.1:{free_port()}"
+    torchrun = PodProcess(
+        "trainer",
+        folder,
+        running.settings_of("trainer", listen_address=address, shard_base=True, rank_timeout_s=20),
+        launcher=TORCHRUN,
+    )
+    torchrun.variables["GLOO_SOCKET_IFNAME"] = "lo"
+    running.processes["trainer"] = torchrun
     children: list[psutil.Process] = []
-    try:
-        yield process
-    finally:
+    with running:
+        yield RankedDeployment(running.address, running.api_key, model_dir, torchrun)
+        # The ranks have groups of their own.
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            for child in children:
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
-
-
-def _wait_until_served(deployment: RankedDeployment) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    with deployment.client() as client:
-        while not any(model.trainable for model in client.list_models()):
-            assert deployment.torchrun.poll() is None, deployment.log.read_text()
-            assert time.monotonic() < deadline_s, deployment.log.read_text()
-            threading.Event().wait(0.05)
+            children = psutil.Process(torchrun.pid).children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
 
 
 def make_datum(seed: int, num_tokens: int = 24) -> tinsmith.Datum:
@@ -195,11 +140,11 @@ def test_two_ranks_serve_and_survive_the_loss_of_one(
 
 def test_a_sigterm_stops_all_ranks_cleanly(ranked: RankedDeployment) -> None:
     processes = [ranked.rank(0), ranked.rank(1)]
-    before = len(ranked.log.read_text())
+    before = len(ranked.torchrun.log.read_text())
     ranked.torchrun.terminate()
     ranked.torchrun.wait(30)
     assert not any(process.is_running() for process in processes)
-    text = ranked.log.read_text()[before:]
+    text = ranked.torchrun.log.read_text()[before:]
     assert "waiting for rank 0 to stop" in text
     assert '"event": "stopped"' in text
     assert "ranks lost" not in text

@@ -39,7 +39,7 @@ def bits_of(result: GroupResult[EnvironmentTask]) -> list[bytes]:
 
 
 def test_killed_rollouts_have_the_bits_of_undisturbed_ones(tmp_path: Path, model_dir: Path) -> None:
-    running = pods(tmp_path, model_dir, with_gateway=True, more=("environment", "coordinator"))
+    running = pods(tmp_path, model_dir, "gateway", "environment", "coordinator")
     with running as (deployment, processes), deployment.client() as client:
         sampler = client.create_sampler(base_model="tiny")
         undisturbed = bits_of(generate(client, sampler).result())

@@ -12,15 +12,10 @@ from pathlib import Path
 import pytest
 import tinker
 from tests.fakes.tinker_wire import Wire
-from tests.integration.servers import (
-    BASE_MODEL,
-    POD_KEY,
-    TIMEOUT_S,
-    Deployment,
-    PodProcess,
-    pods,
-)
+from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, pods
 from tests.integration.tinker_users import PROMPT, TOKENS, connected, supervised
+from tests.support.pod_keys import POD_KEY
+from tests.support.pods import PodProcess
 from tinker import types
 
 from tinsmith_local.process import ServerProcess
@@ -112,7 +107,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Scheduler, trainer, sampler and gateway as processes; the deployment is the gateway's."""
-    with pods(tmp_path_factory.mktemp("pods"), model_dir, with_gateway=True) as found:
+    with pods(tmp_path_factory.mktemp("pods"), model_dir, "gateway") as found:
         yield found
 
 

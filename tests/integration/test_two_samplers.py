@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, PodProcess, bearer, pods
+from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, bearer, pods
+from tests.support.pods import PodProcess
 from tests.support.wait import until
 
 import tinsmith
@@ -32,8 +33,8 @@ Pods = tuple[Deployment, dict[str, PodProcess]]
 
 @pytest.fixture(params=["direct", "gateway"])
 def running(request: pytest.FixtureRequest, tmp_path: Path, model_dir: Path) -> Iterator[Pods]:
-    through_gateway = request.param == "gateway"
-    with pods(tmp_path, model_dir, num_samplers=2, with_gateway=through_gateway) as found:
+    more = ("sampler-1", "gateway") if request.param == "gateway" else ("sampler-1",)
+    with pods(tmp_path, model_dir, *more) as found:
         yield found
 
 
@@ -127,12 +128,12 @@ def test_one_session_uses_both_and_loses_nothing_when_they_are_killed(
         other = processes[NAMES[1 - index % 2]]
         begun = load.begin(range(NUM_CALLS))
         _until_part_is_done(begun)
-        before, times = num_sequences(other), _num_listed(victim)
+        before = num_sequences(other)
         victim.kill()
         assert [one.result(TIMEOUT_S) for one in begun] == wanted
         assert num_sequences(other) > before
         victim.start()
-        _until_listed(victim, times + 1)
+        until(lambda at=victim: at.is_listed)  # type: ignore[misc]
     logger.info("after %d kills the slowest call took %.2f s", NUM_KILLS, load.slowest_s)
     assert "failover" in {choice for _, choice in load.answered}
     assert load.slowest_s < MAX_CALL_S
@@ -162,15 +163,6 @@ def test_a_sampler_that_is_told_to_stop_finishes_and_gets_nothing_new(
                 and num_sequences(processes["sampler-1"]) > 0
             )
         )
-
-
-def _num_listed(process: PodProcess) -> int:
-    """Return how often the scheduler was told of a pod."""
-    return process.log.read_text().count('"registered"')
-
-
-def _until_listed(process: PodProcess, times: int) -> None:
-    until(lambda: _num_listed(process) >= times)
 
 
 def _until_part_is_done(begun: list[Future[list[int]]]) -> None:

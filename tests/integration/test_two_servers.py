@@ -3,75 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.wait import until
 
 import tinsmith
-from tinsmith.local_servers import list_servers
-from tinsmith.settings import resolve_settings, state_dir
-
-TIMEOUT_S = 180.0
-
-
-class Up:
-    """`tinsmith up` as a process, with the state directory of the tests."""
-
-    def __init__(self, folder: Path, model_dir: Path) -> None:
-        self.data_dir = folder
-        self.log = folder.with_suffix(".log")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tinsmith_local", "--port", "0", "--num-threads", "1"),
-                    *("--model", f"tiny={model_dir}", "--data-dir", str(folder)),
-                ],
-                env={**os.environ, "TINSMITH_STATE_DIR": str(state_dir())},
-                stdout=log,
-                stderr=log,
-            )
-        self.address = self._wait()
-
-    def _wait(self) -> str:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while "Ctrl-C" not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline_s, self.log.read_text()
-            time.sleep(0.05)
-        [mine] = [each for each in list_servers(state_dir()) if each.pid == self.process.pid]
-        return mine.address
-
-    def stop(self) -> None:
-        """End the process cleanly."""
-        self.process.terminate()
-        assert self.process.wait(TIMEOUT_S) == 0
-
-    def kill(self) -> None:
-        """End the process if it still runs, with no time to clear up."""
-        self.process.kill()
-        self.process.wait()
+from tinsmith.settings import resolve_settings
+from tinsmith_local.process import ServerProcess
 
 
 @pytest.fixture
 def servers(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Up, Up]]:
-    monkeypatch.setenv("TINSMITH_STATE_DIR", str(tmp_path / "state"))
+) -> Iterator[list[ServerProcess]]:
+    """Two that keep their state where the tests do; the second was started last."""
+    state = {"TINSMITH_STATE_DIR": str(tmp_path / "state")}
+    monkeypatch.setenv("TINSMITH_STATE_DIR", state["TINSMITH_STATE_DIR"])
     with contextlib.ExitStack() as stack:
         made = []
         for name in ("first", "second"):
-            made.append(Up(tmp_path / name, model_dir))
-            stack.callback(made[-1].kill)
-        yield made[0], made[1]
+            server = ServerProcess(tmp_path / name, {"tiny": model_dir}, environment=state)
+            made.append(stack.enter_context(server))
+            until(lambda at=server: "Ctrl-C" in at.log.read_text())  # type: ignore[misc]
+        yield made
 
 
-def test_a_second_server_gives_the_clients_back(servers: tuple[Up, Up]) -> None:
+def test_a_second_server_gives_the_clients_back(servers: list[ServerProcess]) -> None:
     first, second = servers
     assert resolve_settings().address == second.address
     banner = second.log.read_text()
@@ -84,6 +44,7 @@ def test_a_second_server_gives_the_clients_back(servers: tuple[Up, Up]) -> None:
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
     second.stop()
+    assert second.exit_codes == [0]
     with tinsmith.Client() as client:
         assert resolve_settings().address == first.address
         assert [model.base_model for model in client.list_models()] == ["tiny"]

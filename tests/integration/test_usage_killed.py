@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tests.integration.servers import BASE_MODEL, PodProcess, pods
+from tests.integration.servers import BASE_MODEL, pods
 from tests.integration.test_usage import datum, only
+from tests.support.pods import PodProcess
 from tests.support.wait import until
 
 import tinsmith

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import tinsmith
 from tests.fakes.certificates import make_pod_certificates
-from tests.integration.servers import BASE_MODEL, Deployment, PodProcess, pods
+from tests.integration.servers import BASE_MODEL, Deployment, pods
+from tests.support.pods import PodProcess
 from tests.support.wait import TIMEOUT_S, until
 from tinsmith.matches import MatchSpec
 
@@ -20,8 +21,8 @@ _ENVIRONMENT = "unruly"
 UNRULY = Path(__file__).parents[1] / "unit/environment"
 """Where workers find its module: PYTHONPATH of the process that starts the pods."""
 _SETTINGS = {
-    "environment": {"ENVIRONMENTS": f"{_ENVIRONMENT}=unruly_environments:UnrulyEnvironment"},
-    "gateway": {"MAX_REQUESTS_PER_PROJECT": "2"},
+    "environment": {"environments": f"{_ENVIRONMENT}=unruly_environments:UnrulyEnvironment"},
+    "gateway": {"max_requests_per_project": 2},
 }
 
 
@@ -35,8 +36,9 @@ def bad_pods(
     with pods(
         folder,
         model_dir,
-        with_gateway=True,
-        more=("environment", "coordinator"),
+        "gateway",
+        "environment",
+        "coordinator",
         certificates=certificates,
         settings=_SETTINGS,
     ) as running:

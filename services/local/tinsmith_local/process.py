@@ -1,4 +1,4 @@
-"""The embedded server as a child process: for demos, benchmarks and tests."""
+"""Processes that serve and may be killed: for demos, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -10,53 +10,59 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from tinsmith.local_servers import list_servers
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 400.0
+"""What ends is noticed at once: this is for what hangs, and for large models on a busy machine."""
 _STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.02
+_TAIL_LINES = 20
 _ASKED_FOR_PORTS = range(20_000, 32_768)
 """Below those that Linux, macOS and Windows give to what asks for any port."""
 _TRIED_PORTS = 64
 
 
 class ServerStartError(RuntimeError):
-    """The server ended, or did not listen in time; its log says why."""
+    """A process ended, or did not serve in time; its log says why."""
 
 
-class ServerProcess:
-    """`python -m tinsmith_local` on a fixed port and data folder, so that it can be started again.
+class ChildProcess:
+    """A program in Python with a group of its own, which can be started again and again.
 
     Args:
-        folder: Data, state and logs go below it.
-        models: Directory or hub id by base model.
-        num_threads: Threads of one operation; 0 takes all cores.
-        environment: Further variables of the process.
+        command: Arguments after `python`.
+        log: File for its output; each start appends.
+        variables: Added to those of this process.
+        stdin: As of `subprocess.Popen`; with a pipe, `stop` and `kill` close it.
+        stdout: The same; the log by default.
+
+    Attributes:
+        exit_codes: Of all starts whose end was seen by `stop`, `kill` or the next start.
     """
 
     def __init__(
         self,
-        folder: Path,
-        models: Mapping[str, Path | str],
+        command: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
         *,
-        num_threads: int = 1,
-        environment: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
     ) -> None:
-        self.data_dir = folder / "data"
-        self.log = folder / "server.log"
-        self.address = f"127.0.0.1:{free_port()}"
-        self._state_dir = folder / "state"
-        self._models = dict(models)
-        self._num_threads = num_threads
-        self._environment = dict(environment or {})
+        self.command = list(command)
+        self.log = log
+        self.variables = dict(variables or {})
+        self.exit_codes: list[int] = []
+        self._stdin, self._stdout = stdin, stdout
         self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        self._is_over = True
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -69,81 +75,185 @@ class ServerProcess:
         self.stop()
 
     @property
-    def api_key(self) -> str:
-        """The key that the server takes."""
-        return (self.data_dir / "api_key").read_text().strip()
+    def started(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        assert self._process is not None, f"{' '.join(self.command)} was not started"
+        return self._process
 
     @property
     def pid(self) -> int:
-        """Process id of the server that was started last."""
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
+        """Number of the process that was started last."""
+        return self.started.pid
 
-    def add_model(self, name: str, directory: Path) -> None:
-        """Serve another base model from the next start on."""
-        self._models[name] = directory
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Start the server and wait until it serves.
+    def poll(self) -> int | None:
+        """Return the exit code of the process that was started last; None while it runs."""
+        return self.started.poll()
+
+    def start(self, variables: Mapping[str, str] | None = None) -> None:
+        """Start the process, with further variables for this time; it serves a little later."""
+        assert not self.is_running, f"{' '.join(self.command)} runs already"
+        self.kill()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *self.command],
+                env={**self.inherited(), **self.variables, **(variables or {})},
+                stdin=self._stdin,
+                stdout=log if self._stdout is None else self._stdout,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._is_over = False
+
+    def inherited(self) -> dict[str, str]:
+        """Return the variables that it gets from this process."""
+        return dict(os.environ)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone."""
+        self.started.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask the process to end; what does not run needs no asking."""
+        if self.is_running:
+            self.send(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """Return the exit code, once the process has ended.
 
         Raises:
-            ServerStartError: If it does not come up.
+            subprocess.TimeoutExpired: If it does not.
         """
+        return self.started.wait(timeout_s)
+
+    def stop(self, *, is_asked: bool = False) -> None:
+        """Ask the process to end; kill it if it does not, and what it leaves behind.
+
+        Args:
+            is_asked: Whether `terminate` was called before, as for several that end at once.
+        """
+        if self._process is None:
+            return
+        if not is_asked:
+            self.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait()
+        self.kill()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process and its group, and reap it; repeating changes nothing."""
+        process = self._process
+        if process is None or self._is_over:
+            return
+        self._is_over = True
+        # macOS refuses a signal to a group that is dead and not reaped.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self.exit_codes.append(process.wait())
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def check_running(self) -> None:
+        """Raise ServerStartError, with the end of the log, if the process has ended."""
+        if not self.is_running:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+            raise ServerStartError(f"{' '.join(self.command)} ended; see {self.log}:\n{tail}")
+
+
+class ServerProcess(ChildProcess):
+    """`python -m tinsmith_local` on a fixed port and data folder, so that it can be started again.
+
+    Args:
+        folder: Data, state and logs go below it.
+        models: Directory or hub id by base model; `tinsmith up` has one of its own for none.
+        num_threads: Threads of one operation; 0 takes all cores.
+        environment: Further variables of the process.
+        module: What is run, with arguments that come before those of the server.
+        flags: Further arguments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Mapping[str, Path | str],
+        *,
+        num_threads: int = 1,
+        environment: Mapping[str, str] | None = None,
+        module: Sequence[str] = ("tinsmith_local",),
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.data_dir = folder / "data"
+        self.address = f"127.0.0.1:{free_port()}"
+        variables = {
+            "OMP_NUM_THREADS": str(num_threads or os.cpu_count() or 1),
+            "TINSMITH_STATE_DIR": str(folder / "state"),
+            **(environment or {}),
+        }
         command = [
-            *(sys.executable, "-m", "tinsmith_local", "--data-dir", str(self.data_dir)),
-            *("--port", self.address.rpartition(":")[2], "--num-threads", str(self._num_threads)),
+            *("-m", *module, "--data-dir", str(self.data_dir)),
+            *("--port", self.address.rpartition(":")[2], "--num-threads", str(num_threads)),
             # What is compared with measurements of the CPU must not move to a GPU by itself.
             *("--device", "cpu"),
             # However this process ends, it leaves none behind.
             "--until-input-ends",
         ]
-        for name, source in self._models.items():
-            command += ["--model", f"{name}={source}"]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(self._num_threads or os.cpu_count() or 1),
-            "TINSMITH_STATE_DIR": str(self._state_dir),
-            **self._environment,
-        }
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        super().__init__(command, folder / "server.log", variables, stdin=subprocess.PIPE)
+        for name, source in models.items():
+            self.add_model(name, source)
+        self.command += flags
+
+    @property
+    def api_key(self) -> str:
+        """The key that the server takes."""
+        return (self.data_dir / "api_key").read_text().strip()
+
+    def add_model(self, name: str, source: Path | str) -> None:
+        """Serve another base model from the next start on."""
+        self.command += ["--model", f"{name}={source}"]
+
+    def start(self, variables: Mapping[str, str] | None = None) -> None:
+        """Start the server and wait until it serves.
+
+        Raises:
+            ServerStartError: If it does not come up.
+        """
+        super().start(variables)
+        state_dir = Path(self.variables["TINSMITH_STATE_DIR"])
+        try:
+            wait_until_served(
+                [self], lambda: any(each.pid == self.pid for each in list_servers(state_dir))
             )
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._is_announced():
-            if self._process.poll() is not None:
-                raise ServerStartError(f"the server ended while it started; see {self.log}")
-            if time.monotonic() > deadline_s:
-                self.kill()
-                raise ServerStartError(f"the server did not start in time; see {self.log}")
-            time.sleep(_POLL_S)
+        except BaseException:
+            self.kill()
+            raise
 
-    def stop(self) -> None:
-        """Ask the server to drain and end; kill it if it does not."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
 
-    def kill(self) -> None:
-        """Send SIGKILL to the server and its workers, and reap it."""
-        assert self._process is not None, "the server was not started"
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+def wait_until_served(
+    processes: Iterable[ChildProcess],
+    is_served: Callable[[], bool],
+    *,
+    timeout_s: float = _START_TIMEOUT_S,
+) -> None:
+    """Wait until a condition says that processes serve.
 
-    def _is_announced(self) -> bool:
-        return any(server.pid == self.pid for server in list_servers(self._state_dir))
+    Raises:
+        ServerStartError: If one of them ended first, or the time is over.
+    """
+    watched = list(processes)
+    deadline_s = time.monotonic() + timeout_s
+    while not is_served():
+        for process in watched:
+            process.check_running()
+        if time.monotonic() > deadline_s:
+            logs = ", ".join(str(process.log) for process in watched)
+            raise ServerStartError(f"not served after {timeout_s:g} s; see {logs}")
+        time.sleep(_POLL_S)
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from bench.episode_crowd import AgentCrowd, Habits
-from bench.episode_pods import EpisodePods, episode_pods
+from bench.episode_pods import COORDINATOR, episode_pods
 from tests.fakes.coordinator_harness import (
     Episode,
     claim_request,
@@ -18,6 +18,7 @@ from tests.fakes.coordinator_harness import (
     running_coordinator,
 )
 from tests.fakes.scheduler_fake_trainer import expect_rpc_error
+from tests.support.pods import PodDeployment
 
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
 
@@ -39,16 +40,16 @@ async def test_unreliable_agents_lose_nothing(tmp_path: Path, database_url: str)
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[EpisodePods]:
+def pods(tmp_path: Path) -> Iterator[PodDeployment]:
     with episode_pods(tmp_path) as pods:
         yield pods
 
 
-async def test_what_was_acknowledged_outlives_a_kill(pods: EpisodePods) -> None:
-    metadata = (("authorization", f"Bearer {pods.key}"),)
+async def test_what_was_acknowledged_outlives_a_kill(pods: PodDeployment) -> None:
+    metadata = (("authorization", f"Bearer {pods.api_key}"),)
 
     async def call(method: str, request: Any) -> Any:
-        async with grpc.aio.insecure_channel(pods.address) as channel:
+        async with grpc.aio.insecure_channel(pods.processes[COORDINATOR].address) as channel:
             stub = episode_pb2_grpc.EpisodeServiceStub(channel)
             return await getattr(stub, method)(request, metadata=metadata, timeout=20)
 
@@ -60,8 +61,7 @@ async def test_what_was_acknowledged_outlives_a_kill(pods: EpisodePods) -> None:
         name=first.episode.name, lease_token=first.lease_token, outcome={"reward": 0.5}
     )
     ended = await call("SubmitEpisode", submit)
-    await asyncio.to_thread(pods.kill_coordinator)
-    await asyncio.to_thread(pods.start_coordinator)
+    await asyncio.to_thread(pods.restart, COORDINATOR)
     # An agent that lost an answer repeats the call; one that held an episode goes on.
     assert await call("CreateEpisodes", registration) == created
     assert (await call("ClaimEpisode", claims[1])).lease_token == second.lease_token
@@ -81,9 +81,9 @@ async def test_what_was_acknowledged_outlives_a_kill(pods: EpisodePods) -> None:
 
 
 async def test_a_coordinator_that_is_killed_while_agents_play_loses_nothing(
-    pods: EpisodePods,
+    pods: PodDeployment,
 ) -> None:
-    metadata = (("authorization", f"Bearer {pods.key}"),)
+    metadata = (("authorization", f"Bearer {pods.api_key}"),)
     num_episodes = 60
     acknowledged: dict[str, float] = {}
     half = asyncio.Event()
@@ -100,7 +100,7 @@ async def test_a_coordinator_that_is_killed_while_agents_play_loses_nothing(
 
     async def play(number: int) -> None:
         async with grpc.aio.insecure_channel(
-            pods.address,
+            pods.processes[COORDINATOR].address,
             options=[
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", 50),
@@ -124,15 +124,14 @@ async def test_a_coordinator_that_is_killed_while_agents_play_loses_nothing(
                 if len(acknowledged) >= num_episodes // 3:
                     half.set()
 
-    async with grpc.aio.insecure_channel(pods.address) as channel:
+    async with grpc.aio.insecure_channel(pods.processes[COORDINATOR].address) as channel:
         stub: Any = episode_pb2_grpc.EpisodeServiceStub(channel)
         await insist(stub, "CreateEpisodes", create_request(num_episodes))
         async with asyncio.TaskGroup() as tasks:
             for number in range(6):
                 tasks.create_task(play(number))
             await half.wait()
-            await asyncio.to_thread(pods.kill_coordinator)
-            await asyncio.to_thread(pods.start_coordinator)
+            await asyncio.to_thread(pods.restart, COORDINATOR)
         request = episode_pb2.ListEpisodesRequest(parent="projects/default", page_size=1000)
         listed = await insist(stub, "ListEpisodes", request)
     kept = {episode.name: episode.outcome.reward for episode in listed.episodes}

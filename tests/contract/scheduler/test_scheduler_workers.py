@@ -1,11 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +16,8 @@ from tests.fakes.scheduler_fake_trainer import (
     running_rig,
 )
 from tests.support.pod_keys import pod
+from tests.support.pods import PodProcess
+from tests.support.wait import eventually
 
 from tinsmith.v1 import keys_pb2, scheduler_pb2, workers_pb2
 from tinsmith_runtime.errors import ConfigError
@@ -219,43 +216,27 @@ async def test_a_second_scheduler_of_a_database_stands_by(
     assert "password" not in repr(config)
 
 
-@contextlib.asynccontextmanager
-async def scheduler_process(
-    data_dir: Path, database_url: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a scheduler whose log is its error output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tinsmith_scheduler"),
-        env={
-            **os.environ,
-            "TINSMITH_DATA_DIR": str(data_dir),
-            "TINSMITH_DATABASE_URL": database_url,
-        },
-        stderr=subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
+def scheduler_process(data_dir: Path, **settings: object) -> PodProcess:
+    """Return a scheduler that is not started yet; its log is beside its data."""
+    return PodProcess("scheduler", data_dir, {"data_dir": data_dir, **settings})
+
+
+async def says(process: PodProcess, text: str) -> None:
+    await eventually(lambda: text in process.log.read_text())
 
 
 async def test_a_scheduler_that_was_replaced_ends(tmp_path: Path, postgres_url: str) -> None:
     successor = SchedulerPod(SchedulerConfig(data_dir=tmp_path, database_url=postgres_url))
-    async with (
-        PostgresProxy(postgres_url) as proxy,
-        scheduler_process(tmp_path, proxy.url) as process,
-    ):
-        assert process.stderr is not None
-        assert b'"event": "serving"' in await process.stderr.readline()
-        await proxy.close()
-        await successor.start()
-        await proxy.open()
-        log = await process.stderr.read()
-        assert await process.wait() == 3
-    assert b"another scheduler took over" in log
-    assert b"password" not in log
+    async with PostgresProxy(postgres_url) as proxy:
+        with scheduler_process(tmp_path, database_url=proxy.url) as process:
+            await says(process, '"event": "serving"')
+            await proxy.close()
+            await successor.start()
+            await proxy.open()
+            assert await asyncio.to_thread(process.wait) == 3
+    log = process.log.read_text()
+    assert "another scheduler took over" in log
+    assert "password" not in log
     await successor.stop()
 
 
@@ -264,35 +245,19 @@ async def test_a_scheduler_that_stands_by_ends_at_sigterm(
 ) -> None:
     active = SchedulerPod(SchedulerConfig(data_dir=tmp_path, database_url=postgres_url))
     await active.start()
-    async with scheduler_process(tmp_path, postgres_url) as process:
-        assert process.stderr is not None
-        line = await process.stderr.readline()
-        assert b"waiting: another process holds the database" in line
-        process.send_signal(signal.SIGTERM)
-        await process.stderr.read()
-        assert await process.wait() == 0
+    with scheduler_process(tmp_path, database_url=postgres_url) as process:
+        await says(process, "waiting: another process holds the database")
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
     await active.stop()
 
 
 async def test_process_serves_until_sigterm(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "TINSMITH_DATA_DIR": str(tmp_path),
-        "TINSMITH_POD_KEY": "secret-of-pods",
-        "TINSMITH_METRICS_ADDRESS": "127.0.0.1:0",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tinsmith_scheduler"],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    with process.stderr:
-        line = await asyncio.to_thread(process.stderr.readline)
-        assert '"event": "serving"' in line
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 10) == 0
-        rest = process.stderr.read()
-    assert '"event": "stopped"' in rest
-    assert "secret-of-pods" not in line + rest
+    settings = {"pod_key": "secret-of-pods", "metrics_address": "127.0.0.1:0"}
+    with scheduler_process(tmp_path, **settings) as process:
+        await says(process, '"event": "serving"')
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
+    log = process.log.read_text()
+    assert '"event": "stopped"' in log
+    assert "secret-of-pods" not in log
