@@ -113,6 +113,7 @@ class Side:
         token, seconds = "", []
         with grpc.insecure_channel(self.server.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            metadata = (("authorization", f"Bearer {self.server.api_key}"),)
             for _ in range(_NUM_PAGES):
                 request = scheduler_pb2.ListTrainingRunsRequest(
                     parent="/".join(self.loop.run.name.split("/")[:2]),
@@ -120,11 +121,7 @@ class Side:
                     page_token=token,
                 )
                 begin_s = time.perf_counter()
-                page = stub.ListTrainingRuns(
-                    request,
-                    metadata=(("authorization", f"Bearer {self.server.api_key}"),),
-                    timeout=60,
-                )
+                page = stub.ListTrainingRuns(request, metadata=metadata, timeout=60)
                 seconds.append(time.perf_counter() - begin_s)
                 token = page.next_page_token
         return 1000 * statistics.median(seconds)

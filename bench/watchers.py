@@ -70,7 +70,11 @@ class Collector(PipedChild):
     def start(self, variables: Mapping[str, str] | None = None) -> None:
         """Start it, and read where spans are to go."""
         super().start(variables)
-        self.endpoint = f"http://127.0.0.1:{self.read()['port']}"
+        try:
+            self.endpoint = f"http://127.0.0.1:{self.read()['port']}"
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def num_spans(self) -> int:

@@ -77,13 +77,13 @@ class Pod(PodProcess):
             self.kill()
             return self.phase
 
-    def stop(self, *, is_asked: bool = False) -> None:
+    def stop(self, *, is_asked: bool = False) -> bool:
         """Ask it to drain and end, also if it is paused, and keep it down."""
         with self._lock:
             self._is_wanted = False
             if self.is_running:
                 self.send(signal.SIGCONT)
-            super().stop(is_asked=is_asked)
+            return super().stop(is_asked=is_asked)
 
     def look_after(self) -> None:
         """Start it again if it ended and is wanted."""
@@ -152,6 +152,13 @@ class Cluster(PodDeployment):
         with contextlib.suppress(RuntimeError):
             self._supervisor.join()
         super().stop()
+
+    def restart(self, name: str) -> None:
+        """Kill a pod, start it again on what it left, and wait until all pods serve."""
+        [pod] = [each for each in self.pods if each.name == name]
+        pod.hold_down()
+        pod.start()
+        self.wait_served()
 
     def _pod(self, name: str) -> Pod:
         return Pod(name, self.folder, self.settings_of(name))

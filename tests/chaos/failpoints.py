@@ -131,13 +131,14 @@ def _strike_hand_overs(setting: Setting, struck: list[str]) -> list[Row]:
 def _silence_holder(cluster: Cluster, view: LedgerView) -> None:
     """Stop the trainer that works until the scheduler moves its run; have it die thereafter."""
     view.wait_finished(view.num_finished())
-    _wait_for(lambda: len(view.holders()) == 1, "nobody trains")
+    _wait_for(lambda: len(view.holders()) == 1, "no trainer holds the run")
     [holder] = [pod for pod in cluster.trainers if [pod.name] == view.holders()]
     num_moves = cluster.scheduler.log.read_text().count(_GONE)
     num_exits = len(holder.exit_codes)
     holder.send(signal.SIGSTOP)
     _wait_for(
-        lambda: cluster.scheduler.log.read_text().count(_GONE) > num_moves, "nobody was missed"
+        lambda: cluster.scheduler.log.read_text().count(_GONE) > num_moves,
+        "the holder was not missed",
     )
     holder.send(signal.SIGCONT)
     _wait_for(lambda: len(holder.exit_codes) > num_exits, "no hand-over")

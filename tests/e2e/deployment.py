@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ _CRDS = Path(__file__).parents[2] / "k8s" / "crd"
 class DrainedPod(PodProcess):
     """A pod that has to end by itself when it is asked to."""
 
-    def stop(self, *, is_asked: bool = False) -> None:
+    def stop(self, *, is_asked: bool = False) -> bool:
         """Ask the process to end, and wait; an error if it had to be killed."""
-        was_running = self.is_running
-        super().stop(is_asked=is_asked)
-        assert not was_running or self.poll() != -signal.SIGKILL, f"{self.name} did not end"
+        has_ended = super().stop(is_asked=is_asked)
+        assert has_ended, f"{self.name} did not end"
+        return has_ended
 
 
 def install_resources(cluster: TestCluster) -> None:

@@ -137,7 +137,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with ServerProcess(tmp_path_factory.mktemp("hostile"), {}, num_threads=0) as server:
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), {}) as server:
         with tinsmith.Client(server.address, server.api_key) as client:
             keys = {
                 project: client.keys.create(project=project, role="member").secret

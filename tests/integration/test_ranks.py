@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,36 @@ class RankedDeployment(Deployment):
         raise AssertionError(f"rank {number} does not run: {self.torchrun.log.read_text()}")
 
 
+class _Torchrun(PodProcess):
+    """Ends with its ranks, which have groups of their own."""
+
+    _ranks: Sequence[psutil.Process] = ()
+
+    def terminate(self) -> None:
+        """Ask it to end, and note its ranks, which may outlive it."""
+        self._note_ranks()
+        super().terminate()
+
+    def kill(self) -> None:
+        """Kill it and its ranks."""
+        self._note_ranks()
+        super().kill()
+        for rank in self._ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
+
+    def _note_ranks(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            if self.is_running:
+                self._ranks = psutil.Process(self.pid).children(recursive=True)
+
+
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[RankedDeployment]:
     folder = tmp_path_factory.mktemp("ranked")
     running = PodDeployment(folder, {BASE_MODEL: model_dir}, ("scheduler",))
     address = f"127.0.0.1:{free_port()}"
-    torchrun = PodProcess(
+    torchrun = _Torchrun(
         "trainer",
         folder,
         running.settings_of("trainer", listen_address=address, shard_base=True, rank_timeout_s=20),
@@ -60,15 +84,8 @@ def ranked(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
     )
     torchrun.variables["GLOO_SOCKET_IFNAME"] = "lo"
     running.processes["trainer"] = torchrun
-    children: list[psutil.Process] = []
     with running:
         yield RankedDeployment(running.address, running.api_key, model_dir, torchrun)
-        # The ranks have groups of their own.
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(torchrun.pid).children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
 
 
 def make_datum(seed: int, num_tokens: int = 24) -> tinsmith.Datum:

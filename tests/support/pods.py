@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import outlived
 from tests.support.pod_keys import POD_KEY
 from tests.support.wait import TIMEOUT_S
 
@@ -23,10 +24,14 @@ from tinsmith_runtime.rpc.auth import ApiKey
 _LISTED = ("trainer", "sampler", "environment", "coordinator")
 """Kinds that register at the scheduler."""
 _REGISTERED = '"event": "registered"'
+_ASK_S = 2.0
+"""Time for which a server that is not there yet is asked, before its process is looked at."""
 
 
 class PodProcess(ChildProcess):
     """`python -m tinsmith_<kind>`, with its settings as variables and none of ours inherited.
+
+    It ends with this process, however that ends.
 
     Args:
         name: Its kind, with `-` and more where there are several.
@@ -50,7 +55,7 @@ class PodProcess(ChildProcess):
         super().__init__(
             [*launcher, "-m", f"tinsmith_{self.kind}"],
             folder / f"{name}.log",
-            {"OMP_NUM_THREADS": "1", **variables},
+            {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
         )
         self._log_begin = 0
 
@@ -73,6 +78,13 @@ class PodProcess(ChildProcess):
         """Start the pod, with further variables for this time; it serves a little later."""
         self._log_begin = self.log.stat().st_size if self.log.is_file() else 0
         super().start(variables)
+        outlived.register(self.pid)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the pod and its group, and reap it; repeating changes nothing."""
+        super().kill()
+        if self._process is not None:
+            outlived.forget(self.pid)
 
     def inherited(self) -> dict[str, str]:
         """Return the variables of this process without those of Tinsmith."""
@@ -181,13 +193,13 @@ class PodDeployment:
     ) -> None:
         self.stop()
 
-    def client(self, address: str = "") -> tinsmith.Client:
+    def client(self, address: str = "", *, budget_s: float = TIMEOUT_S) -> tinsmith.Client:
         """Return a client of the operators, which tries for as long as a test may take."""
         return tinsmith.Client(
             address or self.address,
             self.api_key,
             operation_timeout_s=TIMEOUT_S,
-            retry=tinsmith.RetryPolicy(budget_s=TIMEOUT_S),
+            retry=tinsmith.RetryPolicy(budget_s=budget_s),
         )
 
     def restart(self, name: str) -> None:
@@ -208,8 +220,7 @@ class PodDeployment:
         # Clients do not speak TLS with certificates of pods.
         addresses = {self.address} if self._certificates else {self.scheduler_address, self.address}
         for address in addresses:
-            with self.client(address) as client:
-                wait_until_served(pods, functools.partial(self._is_served, client))
+            wait_until_served(pods, functools.partial(self._is_served, address))
 
     def stop(self) -> None:
         """End all pods; they drain beside each other."""
@@ -219,9 +230,13 @@ class PodDeployment:
             for process in self.processes.values():
                 stack.callback(process.stop, is_asked=True)
 
-    def _is_served(self, client: tinsmith.Client) -> bool:
+    def _is_served(self, address: str) -> bool:
         kinds = {pod.kind for pod in self.processes.values()}
-        models = client.list_models()
+        try:
+            with self.client(address, budget_s=_ASK_S) as client:
+                models = client.list_models()
+        except tinsmith.UnavailableError:
+            return False
         return not self._models or any(
             (model.trainable or "trainer" not in kinds)
             and (model.sampleable or "sampler" not in kinds)

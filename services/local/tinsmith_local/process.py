@@ -17,8 +17,8 @@ from typing import Self
 
 from tinsmith.local_servers import list_servers
 
-_START_TIMEOUT_S = 400.0
-"""What ends is noticed at once: this is for what hangs, and for large models on a busy machine."""
+_START_TIMEOUT_S = 280.0
+"""For what hangs, and for large models on a busy machine: what ends is noticed before."""
 _STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.02
 _TAIL_LINES = 20
@@ -42,7 +42,7 @@ class ChildProcess:
         stdout: The same; the log by default.
 
     Attributes:
-        exit_codes: Of all starts whose end was seen by `stop`, `kill` or the next start.
+        exit_codes: Of all starts whose end was seen.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class ChildProcess:
     @property
     def is_running(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.poll() is None
 
     def poll(self) -> int | None:
         """Return the exit code of the process that was started last; None while it runs."""
-        return self.started.poll()
+        code = self.started.poll()
+        return None if code is None else self._note_end(code)
 
     def start(self, variables: Mapping[str, str] | None = None) -> None:
         """Start the process, with further variables for this time; it serves a little later."""
@@ -129,35 +130,50 @@ class ChildProcess:
         Raises:
             subprocess.TimeoutExpired: If it does not.
         """
-        return self.started.wait(timeout_s)
+        return self._note_end(self.started.wait(timeout_s))
 
-    def stop(self, *, is_asked: bool = False) -> None:
+    def stop(self, *, is_asked: bool = False) -> bool:
         """Ask the process to end; kill it if it does not, and what it leaves behind.
 
         Args:
             is_asked: Whether `terminate` was called before, as for several that end at once.
+
+        Returns:
+            Whether it ended by itself.
         """
         if self._process is None:
-            return
-        if not is_asked:
-            self.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+            return True
+        try:
+            if not is_asked:
+                self.terminate()
             self.wait()
-        self.kill()
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            self.kill()
+        return True
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its group, and reap it; repeating changes nothing."""
-        process = self._process
-        if process is None or self._is_over:
-            return
-        self._is_over = True
+        if self._process is not None and not self._is_over:
+            self._kill_group()
+            self._note_end(self._process.wait())
+
+    def _note_end(self, code: int) -> int:
+        """Note the exit code, and end the rest of the group while its number is no other's."""
+        if not self._is_over:
+            self._is_over = True
+            self._kill_group()
+            self.exit_codes.append(code)
+            for pipe in (self.started.stdin, self.started.stdout):
+                if pipe is not None:
+                    pipe.close()
+        return code
+
+    def _kill_group(self) -> None:
         # macOS refuses a signal to a group that is dead and not reaped.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        self.exit_codes.append(process.wait())
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+            os.killpg(self.pid, signal.SIGKILL)
 
     def check_running(self) -> None:
         """Raise ServerStartError, with the end of the log, if the process has ended."""
@@ -190,8 +206,10 @@ class ServerProcess(ChildProcess):
     ) -> None:
         self.data_dir = folder / "data"
         self.address = f"127.0.0.1:{free_port()}"
+        threads = str(num_threads or os.cpu_count() or 1)
         variables = {
-            "OMP_NUM_THREADS": str(num_threads or os.cpu_count() or 1),
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
             "TINSMITH_STATE_DIR": str(folder / "state"),
             **(environment or {}),
         }
@@ -234,25 +252,20 @@ class ServerProcess(ChildProcess):
             raise
 
 
-def wait_until_served(
-    processes: Iterable[ChildProcess],
-    is_served: Callable[[], bool],
-    *,
-    timeout_s: float = _START_TIMEOUT_S,
-) -> None:
+def wait_until_served(processes: Iterable[ChildProcess], is_served: Callable[[], bool]) -> None:
     """Wait until a condition says that processes serve.
 
     Raises:
         ServerStartError: If one of them ended first, or the time is over.
     """
     watched = list(processes)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not is_served():
         for process in watched:
             process.check_running()
         if time.monotonic() > deadline_s:
             logs = ", ".join(str(process.log) for process in watched)
-            raise ServerStartError(f"not served after {timeout_s:g} s; see {logs}")
+            raise ServerStartError(f"not served after {_START_TIMEOUT_S:g} s; see {logs}")
         time.sleep(_POLL_S)
 
 

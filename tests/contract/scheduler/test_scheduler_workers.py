@@ -17,7 +17,6 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 from tests.support.pod_keys import pod
 from tests.support.pods import PodProcess
-from tests.support.wait import eventually
 
 from tinsmith.v1 import keys_pb2, scheduler_pb2, workers_pb2
 from tinsmith_runtime.errors import ConfigError
@@ -222,7 +221,9 @@ def scheduler_process(data_dir: Path, **settings: object) -> PodProcess:
 
 
 async def says(process: PodProcess, text: str) -> None:
-    await eventually(lambda: text in process.log.read_text())
+    while text not in process.log.read_text():
+        process.check_running()
+        await asyncio.sleep(0.02)
 
 
 async def test_a_scheduler_that_was_replaced_ends(tmp_path: Path, postgres_url: str) -> None:

@@ -1,58 +1,15 @@
-"""Processes that end with this one, however it ends.
-
-`PR_SET_PDEATHSIG` would not do: it fires when the thread that started the process ends, and pods
-are started by threads. So one small process in a session of its own reads a pipe whose write end
-only we have: when the pipe closes, because we ended or were killed, it kills what is registered.
-"""
+"""Processes of the test cluster, which end with this one, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_REAPER = """
-import os, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)
-alive = set()
-for line in sys.stdin:
-    (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
-for pid in alive:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-"""
-
-
-class _Reaper:
-    """The register of what must not outlive us."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _REAPER],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def tell(self, sign: str, pid: int) -> None:
-        assert self._process.stdin is not None
-        with self._lock:
-            self._process.stdin.write(f"{sign}{pid}\n".encode())
-            self._process.stdin.flush()
-
-
-@functools.cache
-def _reaper() -> _Reaper:
-    return _Reaper()
+from tests.support import outlived
 
 
 class Process:
@@ -79,7 +36,7 @@ class Process:
                 start_new_session=True,
             )
         self._is_registered = True
-        _reaper().tell("+", self.pid)
+        outlived.register(self.pid)
 
     @property
     def pid(self) -> int:
@@ -111,7 +68,7 @@ class Process:
             return None
         if self._is_registered:
             self._is_registered = False
-            _reaper().tell("-", self.pid)
+            outlived.forget(self.pid)
         return code if code >= 0 else 128 - code
 
 
