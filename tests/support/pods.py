@@ -142,7 +142,7 @@ class PodDeployment:
         return self.gateway_address if "gateway" in self.processes else self.scheduler_address
 
     def settings_of(self, name: str, **further: object) -> dict[str, object]:
-        """Return the settings of a pod; what comes later in the arguments wins."""
+        """Return the settings of a pod: by kind, over these by name, over these what is given."""
         kind = kind_of(name)
         values: dict[str, object] = {
             "pod_key": self.pod_key,
