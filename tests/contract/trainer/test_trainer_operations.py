@@ -411,18 +411,18 @@ async def test_a_deleted_run_is_gone_for_its_owner_and_for_who_waits(
     assert await again.step() == 1
 
 
-async def test_published_weights_are_pods_only_and_stay_while_unchanged(
+async def test_exported_weights_are_pods_only_and_stay_while_unchanged(
     rig: TrainerRig, run: RunClient
 ) -> None:
     await run.step()
     request = trainer_control_pb2.ExportWeightsRequest(run=run.name)
-    published = [
+    exported = [
         await rig.stub.ExportWeights(request, metadata=pod("sampler"), timeout=TIMEOUT_S)
         for _ in range(2)
     ]
-    assert published[0] == published[1]
-    assert published[0].version == 1
-    assert Path(published[0].manifest_uri.removeprefix("file://")).is_file()
+    assert exported[0] == exported[1]
+    assert exported[0].version == 1
+    assert Path(exported[0].manifest_uri.removeprefix("file://")).is_file()
     error = await refusal(rig.stub.ExportWeights(request, metadata=run.metadata, timeout=TIMEOUT_S))
     assert error.reason == "ROLE_MISSING"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith.environments.naming import NamedEnvironment
+from tinsmith.errors import TinsmithError
 from tinsmith.rollouts.batch_codec import EnvironmentTask
 from tinsmith.rollouts.groups import GroupResult, UnusedPlay, without_groups
 from tinsmith.rollouts.machine import RolloutConfig
@@ -34,7 +35,8 @@ def keep_before_error(
     try:
         keep(without_groups(unused))
     except Exception as error:
-        logger.warning("what was played is not kept: %s", error)
+        is_bug = not isinstance(error, TinsmithError)
+        logger.warning("what was played is not kept: %s", error, exc_info=is_bug)
 
 
 def keep_nothing(result: GroupResult[EnvironmentTask]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tinsmith import names
-from tinsmith.errors import NotFoundError, TinsmithError
+from tinsmith.errors import NotFoundError, TinsmithError, UnimplementedError
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import ResultFuture
@@ -70,6 +70,11 @@ class ClientCore:
                 keys_pb2.GetCallerKeyRequest(),
             )
             project = names.KeyName.parse(key.name).project
+        except UnimplementedError as error:
+            raise UnimplementedError(
+                "the server is of an earlier release than this client; upgrade it, or install the "
+                "client of its release"
+            ) from error
         except TinsmithError as error:
             if error.reason != "KEY_NOT_FOUND":
                 raise  # A pod has a secret and no key, and works in the default project.

@@ -366,7 +366,7 @@ class CheckpointServiceServicer:
         of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
         Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the role `admin`.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -229,7 +229,7 @@ class CheckpointServiceStub:
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the role `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -433,7 +433,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the role `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -718,7 +718,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
         Errors:
-        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the role `admin`.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 

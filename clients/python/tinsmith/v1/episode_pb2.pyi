@@ -818,7 +818,7 @@ Global___RecordModelCallResponse: _TypeAlias = RecordModelCallResponse  # noqa: 
 
 @_typing.final
 class VerifyEpisodeKeyRequest(_message.Message):
-    """Asks whom a key of an episode belongs to."""
+    """Asks which project a key of an episode belongs to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -247,7 +247,7 @@ Global___GetCallerKeyRequest: _TypeAlias = GetCallerKeyRequest  # noqa: Y015
 
 @_typing.final
 class VerifyKeyRequest(_message.Message):
-    """Asks whom a key belongs to."""
+    """Asks which project a key belongs to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,7 +277,7 @@ Global___VerifyKeyRequest: _TypeAlias = VerifyKeyRequest  # noqa: Y015
 
 @_typing.final
 class VerifyKeyResponse(_message.Message):
-    """Says whom a key belongs to."""
+    """Says which project a key belongs to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

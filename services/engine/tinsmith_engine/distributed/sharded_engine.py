@@ -267,7 +267,7 @@ class ShardedEngine(Engine):
         """
         if run in self._full:
             raise InvalidFieldError(
-                "run", f"{run} is spread over ranks; publish a checkpoint of it instead"
+                "run", f"{run} is spread over ranks; sample from a saved checkpoint of it"
             )
         return super().export(run)
 

@@ -154,8 +154,8 @@ class TinkerWire:
             self._route("POST", "/weights_info", self._checkpoints.info),
             self._route("POST", "/copy_weights", self._checkpoints.copy),
             # The holder of a link needs no key: the link is one.
-            self._open_route(DOWNLOADS_PATH + "/traces/{ticket}", self._traces.fetch),
-            self._open_route(DOWNLOADS_PATH + "/{ticket}", self._downloads.fetch),
+            self._open_route(DOWNLOADS_PATH + "/traces/{link}", self._traces.fetch),
+            self._open_route(DOWNLOADS_PATH + "/{link}", self._downloads.fetch),
         ]
 
     def _route(

@@ -199,6 +199,7 @@ def _export(run: LiveRun, fits: Callable[[int], bool]) -> ExportedWeights | None
 
 
 def _folder(run: LiveRun) -> str:
+    # Stores have this name from before exports were called so.
     return f"{run.name}/published"
 
 

@@ -123,25 +123,25 @@ class Downloads:
 
     async def fetch(self, call: Call) -> Response:
         """Stream a file to the holder of its URL."""
-        name, token, *names = await self.opened(call.request.path_params["ticket"], _FILE)
-        ticket = DownloadLink(name, token, tuple(names))
-        chunks = self._read(ticket)
+        name, token, *names = await self.opened(call.request.path_params["link"], _FILE)
+        link = DownloadLink(name, token, tuple(names))
+        chunks = self._read(link)
         # The first piece before the status: an expired token is an error and no empty file.
         first = await anext(chunks, b"")
         body = _chain(first, chunks)
-        if ticket.recipients:
-            recipients = [age_encryption.parse_recipient(text) for text in ticket.recipients]
+        if link.recipients:
+            recipients = [age_encryption.parse_recipient(text) for text in link.recipients]
             body = _encrypted(body, recipients)
         return StreamingResponse(body, media_type="application/octet-stream")
 
-    async def _read(self, ticket: DownloadLink) -> AsyncGenerator[bytes]:
-        request = checkpoint_pb2.DownloadCheckpointFileRequest(name=ticket.name, token=ticket.token)
+    async def _read(self, link: DownloadLink) -> AsyncGenerator[bytes]:
+        request = checkpoint_pb2.DownloadCheckpointFileRequest(name=link.name, token=link.token)
         async for piece in self._services.upstream.stream(
             CHECKPOINT_SERVICE,
             "DownloadCheckpointFile",
             request,
             checkpoint_pb2.DownloadCheckpointFileResponse,
-            self._services.callers.for_pods(ticket.name.split("/")[1]),
+            self._services.callers.for_pods(link.name.split("/")[1]),
             timeout_s=_DOWNLOAD_TIMEOUT_S,
         ):
             yield piece.data
@@ -163,14 +163,14 @@ class Downloads:
         body = base64.urlsafe_b64encode(json.dumps(words).encode()).decode()
         return f"{base.rstrip('/')}{path}/{body}.{self._signature(body)}"
 
-    async def opened(self, ticket: str, purpose: str) -> list[str]:
+    async def opened(self, link: str, purpose: str) -> list[str]:
         """Return the content of a link; see `link`.
 
         Raises:
             DownloadTokenInvalidError: If it is not of this deployment, for something else, or too
                 old, or its key is no good any more.
         """
-        body, _, signature = ticket.rpartition(".")
+        body, _, signature = link.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(body).encode()):
             raise DownloadTokenInvalidError(
                 "the link is not one of this deployment; ask for a new one"

@@ -49,7 +49,7 @@ class Traces:
 
     async def fetch(self, call: Call) -> Response:
         """Return the trace of a session to the holder of its link."""
-        [name] = await self._downloads.opened(call.request.path_params["ticket"], _TRACE)
+        [name] = await self._downloads.opened(call.request.path_params["link"], _TRACE)
         project, session_id = name.split("/")[1], name.split("/")[3]
         native = Native(call.services, call.services.callers.for_pods(project))
         session = await _session(native, session_id)
