@@ -337,9 +337,10 @@ async def test_runs_of_others_can_not_be_told_from_none(rig: GatewayRig) -> None
     [
         "/tinsmith.v1.TrainerService/Guess",
         "/tinsmith.v2.TrainerService/GetRunStatus",
-        # For pods alone, which call trainers directly.
+        # For pods alone, which call each other directly.
         "/tinsmith.v1.TrainerControlService/AdoptRun",
         "/tinsmith.v1.TrainerControlService/ExportWeights",
+        "/tinsmith.v1.WorkerService/ListWorkers",
         "/nothing",
     ],
 )
