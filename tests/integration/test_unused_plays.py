@@ -113,6 +113,9 @@ def test_what_failed_is_kept_and_counts_for_nothing(
             environment_config='{"period": 1}',
             base_model="tiny",
             num_steps=1,
+            num_problems=2,
+            group_size=2,
+            num_validation=2,
             keep_rollouts="jsonl",
             output_dir=tmp_path / "trained",
         )
