@@ -80,7 +80,7 @@ def test_a_killed_trainer_starts_again_and_the_weights_have_the_same_bits(
 
     status = jobs.wait_phase("killed", "Succeeded", timeout_s=_TRAINING_S)
 
-    assert status["restartCount"] == 1
+    assert status["restartCount"] == 1, status.get("failure")
     assert deployment.final_weights("killed") == undisturbed
 
 
@@ -95,7 +95,7 @@ def test_a_deleted_trainer_drains_and_the_weights_have_the_same_bits(
 
     status = jobs.wait_phase("drained", "Succeeded", timeout_s=_TRAINING_S)
 
-    assert status["restartCount"] == 0
+    assert status["restartCount"] == 0, status.get("failure")
     assert deployment.final_weights("drained") == undisturbed
 
 
