@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,23 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TINSMITH_STATE_DIR", str(folder / "state"))
         patch.setenv("TINSMITH_CACHE_DIR", str(folder / "cache"))
         yield
+
+
+@pytest.fixture(scope="session")
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of twenty conversations, for recipes whose score does not matter."""
+    path = tmp_path_factory.mktemp("data") / "few.jsonl"
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{number} + 1 ="},
+                {"role": "assistant", "content": str(number + 1)},
+            ]
+        }
+        for number in range(20)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,13 @@ def client(embedded: Deployment) -> Iterator[tinsmith.Client]:
 
 
 @pytest.fixture(scope="module")
-def saved(client: tinsmith.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
+def saved(client: tinsmith.Client, tmp_path_factory: pytest.TempPathFactory, few_rows: Path) -> str:
     config = supervised.Config(
-        rank=2, num_steps=2, batch_size=4, output_dir=tmp_path_factory.mktemp("supervised")
+        data=str(few_rows),
+        rank=2,
+        num_steps=2,
+        batch_size=4,
+        output_dir=tmp_path_factory.mktemp("supervised"),
     )
     return shorten(supervised.main(config, client).checkpoint)
 

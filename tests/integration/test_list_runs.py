@@ -147,6 +147,7 @@ def test_a_recipe_finishes_its_run_and_trains_it_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    few_rows: Path,
 ) -> None:
     server = make_embedded()
     deployment = server.start()
@@ -154,7 +155,12 @@ def test_a_recipe_finishes_its_run_and_trains_it_again(
     monkeypatch.setenv("TINSMITH_API_KEY", deployment.api_key)
     monkeypatch.setenv("COLUMNS", "200")
     config = supervised.Config(
-        rank=2, num_steps=2, batch_size=4, max_tokens=4, output_dir=tmp_path / "experiment"
+        data=str(few_rows),
+        rank=2,
+        num_steps=2,
+        batch_size=4,
+        max_tokens=4,
+        output_dir=tmp_path / "experiment",
     )
 
     def states() -> list[str]:
