@@ -153,13 +153,6 @@ class Cluster(PodDeployment):
             self._supervisor.join()
         super().stop()
 
-    def restart(self, name: str) -> None:
-        """Kill a pod, start it again on what it left, and wait until all pods serve."""
-        [pod] = [each for each in self.pods if each.name == name]
-        pod.hold_down()
-        pod.start()
-        self.wait_served()
-
     def _pod(self, name: str) -> Pod:
         return Pod(name, self.folder, self.settings_of(name))
 

@@ -17,6 +17,7 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 from tests.support.pod_keys import pod
 from tests.support.pods import PodProcess
+from tests.support.wait import eventually
 
 from tinsmith.v1 import keys_pb2, scheduler_pb2, workers_pb2
 from tinsmith_runtime.errors import ConfigError
@@ -221,9 +222,7 @@ def scheduler_process(data_dir: Path, **settings: object) -> PodProcess:
 
 
 async def says(process: PodProcess, text: str) -> None:
-    while text not in process.log.read_text():
-        process.check_running()
-        await asyncio.sleep(0.02)
+    await eventually(lambda: text in process.log.read_text() or process.check_running())
 
 
 async def test_a_scheduler_that_was_replaced_ends(tmp_path: Path, postgres_url: str) -> None:
