@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import threading
 import time
@@ -224,16 +225,21 @@ def _second_writer(lab: Lab) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bad_network(proxy: FaultProxy) -> Iterator[None]:
-    """Cut every connection each second; every third time let new ones hang for a while."""
+    """Cut every connection about each second; every third time let new ones hang for a while.
+
+    No two pauses are alike: a controller whose start takes three of them would never get through.
+    """
+    pauses = random.Random(0)
 
     def strike(number: int) -> None:
+        time.sleep(pauses.uniform(0.0, 1.0))
         if number % 3 == 2:
             with proxy.fault(Fault(stall=True)):
                 time.sleep(0.7)
         else:
             proxy.drop_connections()
 
-    with _repeated(strike, 1.0):
+    with _repeated(strike, 0.5):
         yield
 
 

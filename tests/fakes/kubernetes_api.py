@@ -86,6 +86,8 @@ class FakeKubernetes:
             return _send(call, status, {"message": message})
         if url.path.endswith("/log"):
             return self._send_log(call, url.path.split("/")[-2], query)
+        if url.path == "/version":
+            return _send(call, 200, {"minor": "31+"})
         if url.path == PODS:
             return _send(call, 200, {"items": self._find_pods(query["labelSelector"])})
         if query.get("watch"):

@@ -123,7 +123,7 @@ class ControllerConfig(CertificateConfig):
     """How long a pod of a stopped job may take to be gone once its grace is over. Then the job ends
     without it: its keys are revoked, and a condition names the pod."""
     sync_timeout_s: float = 60.0
-    """How long the first list of the cluster may take."""
+    """How long the first answer of the API server may take, and the first list of the cluster."""
     metrics_address: str | None = None
     health_address: str | None = None
     """`host:port` of `/healthz` and `/readyz`."""

@@ -243,7 +243,7 @@ class ControllerPod:
 
 def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
     try:
-        minor = cluster.minor_version()
+        minor = cluster.wait_minor_version(config.sync_timeout_s)
     except ApiError as error:
         raise ConfigError(f"the Kubernetes API does not answer: {error}") from error
     return Deployment(

@@ -7,7 +7,9 @@ they know neither our resources nor the fields of other versions of the server.
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +18,12 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from tinsmith.backoff import backoff
 from tinsmith_controller.metrics import API_REQUESTS
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -26,6 +31,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _LEASE_TIMEOUT_S = 3.0
 _WATCH_SLACK_S = 30.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
 _PAGE_SIZE = 500
 _JSON = "application/json"
 _USER_AGENT = "tinsmith-controller"
@@ -152,9 +159,23 @@ class Cluster:
         """Close the connections."""
         self._client.close()
 
-    def minor_version(self) -> int:
-        """Return the minor version of the server: 20 for 1.20."""
-        answer = self._call("GET", "/version")
+    def wait_minor_version(self, timeout_s: float) -> int:
+        """Return the minor version of the server, 20 for 1.20, once it answers.
+
+        Raises:
+            ApiError: If it refuses, or has not answered in time.
+        """
+        end_s = time.monotonic() + timeout_s
+        for pause_s in backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+            try:
+                answer = self._call("GET", "/version")
+            except ApiError as failure:
+                if not failure.is_outcome_unknown or time.monotonic() + pause_s > end_s:
+                    raise
+                logger.warning("the API server is asked again", extra={"problem": str(failure)})
+                time.sleep(pause_s)
+            else:
+                break
         digits = "".join(filter(str.isdigit, str(answer.get("minor", ""))))
         return int(digits or 0)
 
