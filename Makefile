@@ -189,13 +189,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m docs.architecture --check
-	$(BIN)/python -m docs.permissions --check
-	$(BIN)/python -m docs.variables --check
-	$(BIN)/python -m docs.limits --check
-	$(BIN)/python -m docs.metrics --check
-	$(BIN)/python -m docs.errors --check
-	$(BIN)/python -m docs.recipes --check
+	$(BIN)/python -m docs --check
 	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
@@ -205,7 +199,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py docs/metrics.py docs/errors.py docs/recipes.py docs/committed.py docs/references.py docs/hooks.py clients/python/generate_forms.py
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE) clients/python/tinsmith services/*/tinsmith_* bench helm/render.py helm/observability docs clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -225,13 +219,7 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
 docs: venv ## Draw docs/architecture.svg, and write permissions.md, variables.md, limits.md, metrics.md, errors.md and recipes.md, from the code
-	$(BIN)/python -m docs.architecture
-	$(BIN)/python -m docs.permissions
-	$(BIN)/python -m docs.variables
-	$(BIN)/python -m docs.limits
-	$(BIN)/python -m docs.metrics
-	$(BIN)/python -m docs.errors
-	$(BIN)/python -m docs.recipes
+	$(BIN)/python -m docs
 
 sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py

@@ -1,9 +1,9 @@
-"""Draws `docs/architecture.svg` from the code: `python -m docs.architecture [--check]`.
+"""Draws architecture.svg from the code.
 
 Boxes are packages. A box lists its folders and modules in the order of its import contract: each
 imports only those below it. Grey arrows are imports between packages, read from the import graph.
 Blue arrows are gRPC calls: the caller builds the stub of a service that the pod implements. Nothing
-is placed or named by hand, and a test runs `--check`, so the picture is as new as the code.
+is placed or named by hand, and `make lint` checks that the picture is as new as the code.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from html import escape
 from pathlib import Path
 
 import grimp
-from docs.committed import write_or_check
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs/architecture.svg"
+PAGE = ROOT / "docs/architecture.svg"
 # Pixels.
 _LINE, _HEAD, _WIDTH, _GAP, _ROW_GAP, _MARGIN = 15, 38, 166, 24, 90, 30
 # A box with a row of its own lists its parts in columns of this many lines.
@@ -187,7 +186,7 @@ def draw_box(box: Box) -> Iterator[str]:
         yield f'<text x="{x}" y="{y}">{escape(part)}</text>'
 
 
-def picture() -> str:
+def page() -> str:
     """Return the picture as SVG."""
     rows, parts = read_layers()
     boxes = place(rows, parts)
@@ -229,12 +228,3 @@ def picture() -> str:
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Write the picture, or check that the committed one is that of the code."""
-    write_or_check(PICTURE, picture)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Writes errors.md: each reason of an error with cause, remedy and the test that raises it.
 
-python -m docs.errors           writes it
-python -m docs.errors --check   fails if the committed page is stale
-
 Cause and remedy are the comment of the reason in errors.proto, and what the SDK says. The test is
 in errors.toml. A reason without a test is refused, and so is a test that is not there.
 """
@@ -12,12 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from docs.committed import write_or_check
 from docs.descriptors import ENUM_VALUE, FILE_ENUM, ROOT, files
 
 import tinsmith
@@ -147,15 +142,3 @@ def page() -> str:
         for each in found
     ]
     return _HEAD + "".join(rows) + "\n" + "\n".join(each.text() for each in found)
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    try:
-        write_or_check(PAGE, page)
-    except ValueError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Writes limits.md: every bound of what a caller can make grow, with its default and its error.
 
-python -m docs.limits           writes it
-python -m docs.limits --check   fails if the committed page is stale
-
 Values are read from the code. A setting or constant whose name says that it is a bound (`max_...`,
 `MAX_...`) must be in limits.toml, as one of callers or as one of the inside.
 """
@@ -14,23 +11,16 @@ import dataclasses
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.committed import write_or_check
+from docs.variables import PODS
 
 import tinsmith.errors
-from tinsmith_controller.config import ControllerConfig
-from tinsmith_coordinator.config import CoordinatorConfig
-from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_gateway.config import GatewayConfig
 from tinsmith_runtime import errors
 from tinsmith_runtime.pod.settings_help import Setting, settings_of
 from tinsmith_runtime.rpc.server import ServerConfig
-from tinsmith_sampler.config import SamplerConfig
-from tinsmith_scheduler.config import SchedulerConfig
-from tinsmith_trainer.config import TrainerConfig
 
 PAGE = Path(__file__).parent / "limits.md"
 _LISTED = tomllib.loads((Path(__file__).parent / "limits.toml").read_text())
@@ -51,15 +41,6 @@ A bound is *of whom* it counts together. `project` counts all keys of a project,
 all projects of a pod. `process` is of one process below the pod. `one` is of one request, message,
 file or resource, whatever else there is. No bound is of a key: a project has any number of them.
 """
-_PODS: Mapping[str, type[Any]] = {
-    "gateway": GatewayConfig,
-    "scheduler": SchedulerConfig,
-    "trainer": TrainerConfig,
-    "sampler": SamplerConfig,
-    "environment": EnvironmentConfig,
-    "coordinator": CoordinatorConfig,
-    "controller": ControllerConfig,
-}
 _ACTS = frozenset(
     {"waits", "drops", "forgets", "ends", "asks anew", "cuts", "parks", "starts anew", "HTTP 408"}
     | {"HTTP 431", "RetryInfo"}
@@ -78,12 +59,12 @@ def page() -> str:
         SystemExit: If a bound is not listed, or what is listed does not exist.
     """
     lines = [_HEAD]
-    for pod, config_class in _PODS.items():
+    for pod, config_class in PODS.items():
         rows = list(_rows_of(pod, config_class))
         if rows:
             lines += [f"## {pod.capitalize()}\n", _TITLES, _RULE, *rows, ""]
     lines += ["## Every server of gRPC\n", _TITLES, _RULE, *_rows_of_servers(), ""]
-    shared = [pod for pod in _LISTED["constants"] if pod not in _PODS]
+    shared = [pod for pod in _LISTED["constants"] if pod not in PODS]
     for pod in shared:
         lines += [f"## {pod.capitalize()}, of every pod\n", _TITLES, _RULE]
         lines += [*_rows_of_constants(pod), ""]
@@ -155,7 +136,7 @@ def _row(meaning: str, value: str, setting: str, beyond: str, whom: str) -> str:
 
 
 def _check_complete() -> None:
-    for pod, config_class in _PODS.items():
+    for pod, config_class in PODS.items():
         known = _LISTED["settings"].get(pod, {}).keys() | set(_LISTED["inner"]["settings"])
         for setting in settings_of(config_class):
             if _field_of(setting).startswith("max_") and _field_of(setting) not in known:
@@ -227,12 +208,3 @@ def _reasons() -> set[str]:
         for each in vars(module).values()
         if isinstance(each, type) and (reason := getattr(each, "reason", ""))
     }
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    write_or_check(PAGE, page)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Writes metrics.md: every metric that a pod declares, with its labels and how to read it.
 
-python -m docs.metrics           writes it
-python -m docs.metrics --check   fails if the committed page is stale
-
 Names, kinds, labels and meanings come from the code. How to read each is said in metrics.toml,
 which the dashboards show beside the plot; a metric that is not in it, and an entry of no metric,
 fail.
@@ -17,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs.committed import write_or_check
 from prometheus_client.metrics import MetricWrapperBase
 
 from tinsmith_runtime.observability.run_series import MAX_RUNS
@@ -141,12 +137,3 @@ def _table(
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    write_or_check(PAGE, page)
-
-
-if __name__ == "__main__":
-    main()

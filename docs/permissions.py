@@ -1,15 +1,9 @@
-"""Writes permissions.md: which role calls which method and route, from the tables of the code.
-
-python -m docs.permissions           writes it
-python -m docs.permissions --check   fails if the committed page is stale
-"""
+"""Writes permissions.md: which role calls which method and route, from the tables of the code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-
-from docs.committed import write_or_check
 
 from tinsmith_gateway.access.permissions import HTTP_PERMISSIONS
 from tinsmith_runtime.rpc.permissions import KEY_PERMISSIONS, POD_PERMISSIONS, KeyRole
@@ -67,12 +61,3 @@ def page() -> str:
     for (method, path), access in sorted(HTTP_PERMISSIONS.items(), key=lambda row: row[0][::-1]):
         lines.append(f"| `{method} {path}` | {_marks(KeyRole, access)} |")
     return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    write_or_check(PAGE, page)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Writes recipes.md: each recipe, what it does, and its settings.
 
-python -m docs.recipes           writes it
-python -m docs.recipes --check   fails if the committed page is stale
-
 The source is that of `tinsmith run RECIPE --help`.
 """
 
@@ -10,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 
-from docs.committed import write_or_check
 from docs.descriptors import ROOT
 
 from tinsmith.cli.recipe import RECIPES, describe_scenarios, load_recipe
@@ -47,12 +43,3 @@ def _row(setting: RecipeSetting) -> str:
     default = f"`{setting.default}`" if setting.default else ""
     meaning = setting.meaning.replace("|", "\\|")
     return f"| `{setting.name}` | {default} | {setting.kind} | {meaning} |"
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    write_or_check(PAGE, page)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,10 @@
-"""Writes variables.md: every environment variable that the client and the pods read.
-
-python -m docs.variables           writes it
-python -m docs.variables --check   fails if the committed page is stale
-"""
+"""Writes variables.md: every environment variable that the client and the pods read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-
-from docs.committed import write_or_check
+from typing import Any
 
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_coordinator.config import CoordinatorConfig
@@ -52,7 +48,7 @@ _TESTS = {
     "TINSMITH_FAILPOINTS": "Faults that a process makes at named places.",
     "TINSMITH_FAILPOINT_TRACE": "File that names the places that were passed.",
 }
-_PODS = {
+PODS: Mapping[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "trainer": TrainerConfig,
     "sampler": SamplerConfig,
@@ -75,12 +71,12 @@ def page() -> str:
         lines += [f"| `{name}` | {meaning} |" for name, meaning in variables.items()]
         lines.append("")
     pods_of: dict[Setting, list[str]] = {}
-    for pod, config_class in _PODS.items():
+    for pod, config_class in PODS.items():
         for setting in settings_of(config_class):
             pods_of.setdefault(setting, []).append(pod)
     lines += ["## Pods\n", "| variable | default | pods | meaning |", "| --- | --- | --- | --- |"]
     for setting in sorted(pods_of, key=lambda each: each.variable):
-        pods = "all" if len(pods_of[setting]) == len(_PODS) else ", ".join(pods_of[setting])
+        pods = "all" if len(pods_of[setting]) == len(PODS) else ", ".join(pods_of[setting])
         lines.append(
             f"| `{setting.variable}` | {_default(setting)} | {pods} | {_cell(setting.meaning)} |"
         )
@@ -99,12 +95,3 @@ def _default(setting: Setting) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def main() -> None:
-    """Write the page, or check that the committed one is that of the code."""
-    write_or_check(PAGE, page)
-
-
-if __name__ == "__main__":
-    main()

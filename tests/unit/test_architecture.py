@@ -1,10 +1,8 @@
-"""`docs/architecture.md` names what is there, and its picture is that of the code."""
+"""`docs/architecture.md` names what is there, and each folder says what lives there."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,12 +25,6 @@ def _full(path: str) -> Path:
 def test_every_path_of_the_page_exists(path: str) -> None:
     # The short form is explained with names of its own.
     assert "x.py" in path or path in ("rpc/", "store/", "adr/") or _full(path).exists()
-
-
-def test_the_picture_is_that_of_the_code() -> None:
-    command = [sys.executable, "-m", "docs.architecture", "--check"]
-    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stderr
 
 
 def test_every_folder_of_a_package_says_what_lives_there() -> None:

@@ -13,7 +13,18 @@ from typing import Any
 
 
 def field_docstrings(config_class: type[Any]) -> dict[str, str]:
-    """Return the sentence below each field of a class; nothing where the source is not there."""
+    """Return the sentence below each field of a class and of those that it derives from.
+
+    A class comes before its bases. Nothing is found where the source is not there.
+    """
+    return {
+        name: sentence
+        for each in reversed(config_class.__mro__[:-1])
+        for name, sentence in _own_sentences(each).items()
+    }
+
+
+def _own_sentences(config_class: type[Any]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
     except (OSError, TypeError, SyntaxError):

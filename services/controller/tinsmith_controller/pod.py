@@ -27,7 +27,6 @@ from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.job_refusal import refusal_of
 from tinsmith_controller.reconciler import Reconciler
 from tinsmith_controller.rpc.scheduler_client import (
-    GrpcSchedulerClient,
     SchedulerClient,
     SchedulerError,
 )
@@ -67,7 +66,7 @@ class ControllerPod:
         self._on_lost = on_lost
         self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
-        self._scheduler = scheduler or GrpcSchedulerClient(
+        self._scheduler = scheduler or SchedulerClient(
             config.scheduler_address,
             PodCredentials.read(
                 config.pod_key,

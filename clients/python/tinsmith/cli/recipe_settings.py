@@ -28,10 +28,11 @@ class RecipeSetting:
 
 
 def settings_of(config_class: type[Any]) -> Iterator[RecipeSetting]:
-    """Yield the settings of a recipe's `Config`, in its order."""
+    """Yield the settings of a recipe: what its `Config` has or sets itself, then the others."""
     meanings = field_docstrings(config_class)
     hints = typing.get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
+    own = vars(config_class)["__annotations__"]
+    for field in sorted(dataclasses.fields(config_class), key=lambda each: each.name not in own):
         meaning = meanings.get(field.name) or meaning_of(field.name)
         yield RecipeSetting(
             field.name, _default_of(field), _kind_of(hints[field.name]), " ".join(meaning.split())

@@ -22,8 +22,8 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import whole_checkpoint
 from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.observer import Observer
-from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.prompts import PromptSet, load_prompts
 from tinsmith.recipes.teacher_source import Teacher, TeacherConfig, TeacherSource
@@ -35,8 +35,8 @@ _FILE = "@"
 """Begins a `teacher_prompt` that is the name of a file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RewardedConfig):
     """Settings of the recipe."""
 
     base_model: str = "tiny"
@@ -50,18 +50,10 @@ class Config:
     or `hf://NAME`."""
     begin_from: str = ""
     """A checkpoint that the student begins from, `run-1/final`; the base model if it is empty."""
-    adapter: str = "lora"
-    rank: int = 32
-    loss: str = "importance_sampling"
     learning_rate: float | None = None
     """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
-    num_steps: int = 60
     num_imitation_steps: int = 0
     """Steps off policy, of `num_steps`: the first ones."""
-    imitation_learning_rate: float = 1e-2
     num_demonstrations: int = 64
     """Answers of the teacher that such a step imitates."""
     num_prompts: int = 32
@@ -72,28 +64,10 @@ class Config:
     """Factor of the advantages."""
     kl_discount_factor: float = 0.0
     """Share of what later tokens lose that counts for a token; 0 for its own alone."""
-    temperature: float = 1.0
     max_tokens: int = 8
     """Tokens of an answer."""
-    seed: int = 0
     num_validation: int = 64
     """Held-out prompts that are scored, at most."""
-    eval_every: int = 0
-    """Steps between scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/distillation-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,9 @@ from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
 from tinsmith.recipes.experiment.resume import ResumableRun
-from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.lengths import REFUSE, fit_length
 from tinsmith.recipes.tasks.preferences import PreferencePair, load_preferences
@@ -55,45 +54,22 @@ _ADVISED_RATE = 1e-5
 """With which tinker-cookbook begins: far less than for supervised steps, which copy an answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainingConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
     data: str = "larger_number"
     """`larger_number`, a JSONL file or folder of prompt, chosen and rejected, or `hf://NAME`."""
     begin_from: str = ""
     """A checkpoint to begin from, `run-1/final`, which is then the reference; the base model if it
     is empty."""
-    adapter: str = "lora"
-    rank: int = 32
     beta: float = 0.1
     """How much leaving the reference costs."""
     learning_rate: float | None = None
     """Its peak; 1e-5 for models that are known, if it is left out."""
-    num_warmup_steps: int = 5
     learning_rate_floor: float = 0.0
-    grad_clip_norm: float = 1.0
-    num_steps: int = 60
     batch_size: int = 16
     """Pairs of a step."""
-    seed: int = 0
-    eval_every: int = 0
-    """Steps between held-out scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/dpo-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from tinsmith.client import Client
-from tinsmith.environments.local import STEP_TIMEOUT_S
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.evaluation.showing import draw, show, side_by_side
@@ -30,6 +29,7 @@ from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.rewarded_source import RewardedData, check_judge
+from tinsmith.recipes.settings import PlayConfig
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler_forms import Sampler
 
@@ -43,8 +43,8 @@ _MOST_REPORTED = 64
 """Figures that the status of a job has room for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(PlayConfig):
     """Settings of the recipe."""
 
     base_model: str = ""
@@ -57,20 +57,6 @@ class Config:
     data: str = "arithmetic"
     """`arithmetic`, `small_sums`, or a JSONL file, a folder or `hf://NAME` in GSM8K's layout, of
     which the held-out part is scored."""
-    environment: str = ""
-    """What is played instead of `data`: a served name such as `guessing`, a class of your own,
-    `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
-    environment_config: str = ""
-    reward: str = ""
-    """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
-    judge: str = ""
-    """A model that scores the answers instead, from 0 to 1: a base model, or a checkpoint."""
-    judge_instruction: str = ""
-    """What a good answer is, for the judge."""
-    step_timeout_s: float = STEP_TIMEOUT_S
-    """What a step of your own environment, or a call of a reward or judge, may take."""
-    rollouts: str = "client"
-    """Where episodes are played: in the `client`, or of a served name on the `server`."""
     num_validation: int = 256
     """Tasks that are played, at most."""
     num_samples: int = 1
@@ -80,11 +66,6 @@ class Config:
     seed: int = 0
     max_tokens: int = 4
     """Sampled tokens of a turn."""
-    max_turns: int = 16
-    max_episode_tokens: int = 4096
-    history: str = "refuse"
-    keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
     output_dir: Path | None = None
     """`runs/evaluate-<data>-<n>` if it is left out."""
     overwrite: bool = False

@@ -15,23 +15,17 @@ from rich.text import Text
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experiment.curves import Curve
-from tinsmith.recipes.experiment.evaluators import EvaluatorConfig, Evaluators
-from tinsmith.recipes.experiment.experiment import SAMPLES_FILE, Experiment, RunConfig
+from tinsmith.recipes.experiment.evaluators import Evaluators
+from tinsmith.recipes.experiment.experiment import SAMPLES_FILE, Experiment
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import open_log, say_finished
-from tinsmith.recipes.steps_ahead import LoopConfig, SentStep, train_ahead
+from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.steps_ahead import SentStep, train_ahead
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example
 from tinsmith.sampling.sampler_forms import Sampler
-
-
-class FitConfig(RunConfig, LoopConfig, EvaluatorConfig, Protocol):
-    """The settings that such a recipe has."""
-
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102 - all have it.
 
 
 class HeldOut(Protocol):
@@ -61,7 +55,7 @@ class Summary:
 
 def fit(
     recipe: str,
-    config: FitConfig,
+    config: TrainingConfig,
     client: Client,
     held_out: HeldOut,
     curve: Curve,

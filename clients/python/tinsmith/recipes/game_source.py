@@ -22,7 +22,8 @@ from tinsmith.games import GameOverError, League, LeaguePlayer, Player, TableIns
 from tinsmith.recipes.experience import Experience, Scores, answers_of, length_metrics
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.scripted_sampler import ScriptedSampler
-from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
+from tinsmith.recipes.settings import GameConfig
+from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask, check_script, load_game
 from tinsmith.rollouts import (
     Conversation,
     DatumArrays,
@@ -49,29 +50,21 @@ _MAX_CONCURRENCY = 64
 _MAX_BEGINNINGS = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GameSourceConfig:
-    """How much is played, and how.
+def load_game_of(config: GameConfig) -> GameTask:
+    """Return the game of a recipe, which has the scripts that its settings name.
 
-    Attributes:
-        num_games: Games of a step.
-        temperature: Of the learner and of policies at the other seat.
-        max_tokens: Sampled tokens of a move.
-        max_context_tokens: Of the model.
-        num_validation: Games that are scored, at most.
-        validation_opponent: The script that they are played against.
-        teacher: The script that is imitated.
-        seed: Decides what is drawn, with the step.
+    Raises:
+        ConfigurationError: If there is no such game, board or script.
     """
-
-    num_games: int
-    temperature: float
-    max_tokens: int
-    max_context_tokens: int
-    num_validation: int
-    validation_opponent: str
-    teacher: str
-    seed: int
+    game = load_game(
+        config.data,
+        board_size=config.board_size,
+        row_length=config.row_length,
+        numbered_cells=config.numbered_cells,
+    )
+    check_script(game, "teacher", config.teacher)
+    check_script(game, "validation_opponent", config.validation_opponent)
+    return game
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +106,7 @@ class GameSource:
 
     Args:
         config: How much, and how.
+        max_context_tokens: Of the model.
         game: What is played.
         tokenizer: Of the model.
         sampler: Of the live weights.
@@ -124,7 +118,8 @@ class GameSource:
 
     def __init__(
         self,
-        config: GameSourceConfig,
+        config: GameConfig,
+        max_context_tokens: int,
         game: GameTask,
         tokenizer: ChatTokenizer,
         sampler: Sampler,
@@ -136,6 +131,7 @@ class GameSource:
     ) -> None:
         self._keeper = keeper
         self._config = config
+        self._max_context_tokens = max_context_tokens
         self._game = game
         self._tokenizer = tokenizer
         self._sampler = sampler
@@ -249,11 +245,10 @@ class GameSource:
         )
 
     def _rollout_config(self) -> RolloutConfig:
-        config = self._config
         return RolloutConfig(
             max_turns=self._game.max_turns,
-            max_tokens_per_turn=config.max_tokens,
-            max_context_tokens=config.max_context_tokens,
+            max_tokens_per_turn=self._config.max_tokens,
+            max_context_tokens=self._max_context_tokens,
         )
 
     async def _sit_down(self, seat: Seat, key: str) -> TableInstance:

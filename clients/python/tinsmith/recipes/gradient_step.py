@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.training.custom_loss import CustomLoss
 from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
-
-
-class ScheduleConfig(Protocol):
-    """The settings that decide how far a step goes."""
-
-    @property
-    def num_warmup_steps(self) -> int: ...  # noqa: D102
-    @property
-    def learning_rate_floor(self) -> float: ...  # noqa: D102
-    @property
-    def grad_clip_norm(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +21,7 @@ class SubmittedStep:
     update: OperationFuture[OptimStepResponse]
 
 
-def rate_of(config: ScheduleConfig, step: int, *, peak: float, num_steps: int) -> float:
+def rate_of(config: TrainingConfig, step: int, *, peak: float, num_steps: int) -> float:
     """Return the learning rate at a step of a phase, counted from the phase's first."""
     return linear_schedule(
         step,
@@ -44,7 +33,7 @@ def rate_of(config: ScheduleConfig, step: int, *, peak: float, num_steps: int) -
 
 
 def submit_data(
-    config: ScheduleConfig,
+    config: TrainingConfig,
     run: TrainingRun,
     data: Sequence[Datum],
     loss: str | CustomLoss,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.environments.naming import NamedEnvironment
@@ -25,31 +24,26 @@ from tinsmith.recipes.agents import RecipeAgent
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.resume import ResumableRun
-from tinsmith.recipes.experiment.rules import check_settings
-from tinsmith.recipes.game_source import GameSourceConfig
+from tinsmith.recipes.game_source import load_game_of
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
 from tinsmith.recipes.match_table import OPPONENT, MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import (
     AGENTS,
     GameTask,
     check_script,
     choose_order,
-    load_game_of,
 )
 from tinsmith.rollouts import PolicyPlayer
 from tinsmith.rollouts.adapters import ServiceSampler
 from tinsmith.types import SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(GameConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
-    data: str = "gomoku"
-    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
     agents: str = "black,white"
     """Names of the policies, in the order of turns; a job names them by `roles.agents`."""
     order: str = ""
@@ -57,62 +51,20 @@ class Config:
     agent, `custom` asks the game, `simultaneous` is all at once; empty is the game's own."""
     opponent: str = ""
     """What plays the other seat of a single policy: a script of the game, or a checkpoint."""
-    board_size: int = 3
-    row_length: int = 3
-    numbered_cells: bool = False
-    teacher: str = "random"
-    """The script that the warm start imitates."""
-    num_imitation_steps: int = 40
-    """Steps of the warm start, of `num_steps`."""
-    imitation_learning_rate: float = 1e-2
     num_practice_steps: int = 0
     """Steps after the warm start, of `num_steps`, in which each policy plays against a script."""
     practice_opponent: str = "random"
     """The script that they practise against."""
-    validation_opponent: str = "random"
-    """The script that each policy is scored against."""
     environment: str = ""
     """Where policies are scored instead of in games against the script: a served name, a class of
     your own, `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a server of
     `tinsmith env serve`."""
-    adapter: str = "lora"
-    rank: int = 32
-    train_unembed: bool = False
-    loss: str = "importance_sampling"
-    learning_rate: float = 2e-3
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
-    baseline_decay: float = 0.95
-    """Weight of what a place's average reward was, at each game."""
-    num_steps: int = 150
-    num_games: int = 64
-    temperature: float = 1.0
-    max_tokens: int = 6
-    """Sampled tokens of a move."""
     turn_timeout_s: float = 1800.0
     """A game with a later turn is abandoned, and teaches nothing."""
-    seed: int = 0
     num_validation: int = 100
     """Games or episodes that each policy is scored in."""
-    eval_every: int = 0
-    """Steps between scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/match-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
     checkpoint: str = "final"
     """Name of the checkpoint of each policy at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(
@@ -222,29 +174,15 @@ def _make_source(
         for model in policy.client.list_models()
         if model.base_model == policy.base_model
     ]
-    games = GameSourceConfig(
-        num_games=config.num_games,
-        temperature=config.temperature,
-        max_tokens=config.max_tokens,
-        max_context_tokens=min(longest),
-        num_validation=config.num_validation,
-        validation_opponent=config.validation_opponent,
-        teacher=config.teacher,
-        seed=config.seed,
-    )
     settings = MatchSourceConfig(
-        games=games,
+        games=config,
+        max_context_tokens=min(longest),
         environment=environment,
         opponent=config.opponent,
         practice=range(
             config.num_imitation_steps, config.num_imitation_steps + config.num_practice_steps
         ),
         practice_opponent=config.practice_opponent,
-        keep_rollouts=config.keep_rollouts,
-        baseline_decay=config.baseline_decay,
-        seed=config.seed,
-        num_steps=config.num_steps,
-        checkpoint=config.checkpoint,
         partners={
             policy.name: replace(
                 config,

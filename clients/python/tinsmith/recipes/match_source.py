@@ -29,18 +29,18 @@ from tinsmith.recipes.experience import (
     length_metrics,
 )
 from tinsmith.recipes.experiment.beginnings import create_run
-from tinsmith.recipes.experiment.experiment import RunConfig
 from tinsmith.recipes.experiment.resume import (
     ResumableRun,
     continue_from,
     save_named,
     unique_name,
 )
-from tinsmith.recipes.game_source import GameSource, GameSourceConfig, LearnedGame
+from tinsmith.recipes.game_source import GameSource, LearnedGame
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.match_table import MatchTable, PlayedSeat
 from tinsmith.recipes.named_source import EnvironmentPlan, NamedSource
+from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
 from tinsmith.rollouts import (
     DatumArrays,
@@ -61,30 +61,22 @@ class MatchSourceConfig:
     """How much is played and scored.
 
     Attributes:
-        games: Of each policy on its own: the warm start and the validation.
+        games: Settings of the recipe; of each policy alone are the warm start and the validation.
+        max_context_tokens: Of the models of all policies.
         environment: In which policies are scored; None for games against the script.
         opponent: What plays the other seat of a single policy; empty where all learn.
         practice: Steps in which each policy plays against a script, before they meet.
         practice_opponent: That script.
-        keep_rollouts: How rollouts are kept; empty keeps none.
-        baseline_decay: Weight of what a place's average reward was, at each game.
-        seed: Decides what is drawn, with the step.
-        num_steps: Steps in all.
-        checkpoint: Name of the checkpoint at the end.
         partners: Settings of the runs of all policies but the first, by name.
     """
 
-    games: GameSourceConfig
+    games: GameConfig
+    max_context_tokens: int
     environment: NamedEnvironment | None
     opponent: str
     practice: range
     practice_opponent: str
-    keep_rollouts: str
-    baseline_decay: float
-    seed: int
-    num_steps: int
-    checkpoint: str
-    partners: Mapping[str, RunConfig]
+    partners: Mapping[str, GameConfig]
 
 
 class MatchSource(Source):
@@ -113,7 +105,7 @@ class MatchSource(Source):
         self._table = table
         self._policies = tuple(policies)
         self._states = KeptStates(folder)
-        self._keeper = RolloutKeeper(folder, config.keep_rollouts)
+        self._keeper = RolloutKeeper(folder, config.games.keep_rollouts)
         self.agents = tuple(policy.name for policy in policies)
         names = " and ".join(self.agents)
         where = f"the script {config.games.validation_opponent}"
@@ -124,7 +116,9 @@ class MatchSource(Source):
             script, last = config.practice_opponent, config.practice.stop
             plays = f"practise against {script} until step {last}, then {plays}"
         self.plan = (f"{names} {plays}; each is scored against {where}",)
-        self._baselines = {name: RoleBaselines(decay=config.baseline_decay) for name in self.agents}
+        self._baselines = {
+            name: RoleBaselines(decay=config.games.baseline_decay) for name in self.agents
+        }
         if progress.first_step:
             self.partners = self._go_on(progress.first_step)
         else:
@@ -144,7 +138,7 @@ class MatchSource(Source):
         if step in config.practice:
             opponents = [config.practice_opponent] * config.games.num_games
             return [games.play(step, opponents) for games in self._games]
-        key = f"{config.seed}/{step}"
+        key = f"{config.games.seed}/{step}"
         generator = random.Random(f"match:{key}")
         seeds = [generator.randrange(_MAX_SEED) for _ in range(config.games.num_games)]
         played = self._table.play(self._runners, self._game.seat, seeds, key=key)
@@ -170,8 +164,8 @@ class MatchSource(Source):
 
     def save(self, num_done: int) -> list[str]:
         """Save the partners and what places earn; see `Source`."""
-        is_last = num_done >= self._config.num_steps
-        name = self._config.checkpoint if is_last else unique_name(num_done)
+        is_last = num_done >= self._config.games.num_steps
+        name = self._config.games.checkpoint if is_last else unique_name(num_done)
         pairs = list(zip(self._policies[1:], self.partners, strict=True))
         saved = {policy.name: save_named(policy.client, run, name) for policy, run in pairs}
         dropped = self._states.write(
@@ -200,13 +194,14 @@ class MatchSource(Source):
             RolloutConfig(
                 max_turns=self._game.max_turns,
                 max_tokens_per_turn=games.max_tokens,
-                max_context_tokens=games.max_context_tokens,
+                max_context_tokens=config.max_context_tokens,
             ),
-            params=SamplingParams(temperature=games.temperature, seed=config.seed),
+            params=SamplingParams(temperature=games.temperature, seed=games.seed),
         )
         self._games.append(
             GameSource(
                 games,
+                config.max_context_tokens,
                 self._game,
                 tokenizer,
                 ServiceSampler(sampler),
@@ -227,7 +222,7 @@ class MatchSource(Source):
                         temperature=games.temperature,
                         max_tokens=games.max_tokens,
                         num_validation=games.num_validation,
-                        seed=config.seed,
+                        seed=games.seed,
                     ),
                     sampler,
                     policy.client,
@@ -236,7 +231,7 @@ class MatchSource(Source):
                         settings={},
                         validation_environment=config.environment,
                         validation_settings={},
-                        max_context_tokens=games.max_context_tokens,
+                        max_context_tokens=config.max_context_tokens,
                     ),
                     keeper,
                 )

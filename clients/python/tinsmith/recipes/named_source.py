@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.client import Client
 from tinsmith.environments.local import STEP_TIMEOUT_S
@@ -18,6 +18,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import SeededSource
 from tinsmith.recipes.experience import SourceConfig
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, VALIDATION, RolloutKeeper
+from tinsmith.recipes.settings import PlayConfig
 from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
 from tinsmith.rollouts.keeping import kind_of
 from tinsmith.rollouts.play_calls import Place, check_place
@@ -47,19 +48,6 @@ class EnvironmentPlan:
     max_context_tokens: int
     rollouts: Place = "client"
     step_timeout_s: float = STEP_TIMEOUT_S
-
-
-class EnvironmentSettings(Protocol):
-    """The settings of a recipe that plays an environment."""
-
-    @property
-    def environment(self) -> str: ...  # noqa: D102
-    @property
-    def environment_config(self) -> str: ...  # noqa: D102
-    @property
-    def rollouts(self) -> str: ...  # noqa: D102
-    @property
-    def step_timeout_s(self) -> float: ...  # noqa: D102
 
 
 class NamedSource(SeededSource):
@@ -123,7 +111,7 @@ class NamedSource(SeededSource):
 
 
 def plan_environments(
-    config: EnvironmentSettings,
+    config: PlayConfig,
     client: Client,
     *,
     max_context_tokens: int,

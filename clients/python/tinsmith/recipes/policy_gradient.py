@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith.recipes.experience import Experience
-from tinsmith.recipes.gradient_step import ScheduleConfig, SubmittedStep, submit_data
+from tinsmith.recipes.gradient_step import SubmittedStep, submit_data
+from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import FloatArray
 
@@ -25,19 +25,8 @@ KL = "optim/kl_sample_train_v1"
 _Z_95 = 1.96
 
 
-class StepConfig(ScheduleConfig, Protocol):
-    """The settings that decide how a step is taken."""
-
-    @property
-    def loss(self) -> str: ...  # noqa: D102
-    @property
-    def learning_rate(self) -> float | None: ...  # noqa: D102
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102
-
-
 def submit_step(
-    config: StepConfig, run: TrainingRun, experience: Experience, learning_rate: float
+    config: RewardedConfig, run: TrainingRun, experience: Experience, learning_rate: float
 ) -> SubmittedStep | None:
     """Send a step, unless there is nothing to learn from."""
     if not experience.sequences:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.experience import Scores, Source
 from tinsmith.recipes.experiment.curves import Curve
-from tinsmith.recipes.experiment.evaluators import EvaluatorConfig, Evaluators
-from tinsmith.recipes.experiment.experiment import LAST_SCORES_FILE, Experiment, RunConfig
+from tinsmith.recipes.experiment.evaluators import Evaluators
+from tinsmith.recipes.experiment.experiment import LAST_SCORES_FILE, Experiment
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer
@@ -33,13 +33,13 @@ from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
 from tinsmith.recipes.gradient_step import rate_of, submit_data
 from tinsmith.recipes.policy_gradient import (
     KL,
-    StepConfig,
     mean_of,
     paired_lower_95,
     submit_step,
     wait_for_imitation,
     wait_for_step,
 )
+from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.rollouts import DatumArrays
 from tinsmith.tracing import spans
 from tinsmith.training.run_forms import TrainingRun
@@ -48,19 +48,6 @@ _MADE_MODELS_RATE = 4e-3
 """For small models with random weights, if no rate is given."""
 BEFORE, WARM_START = "before", "warm_start"
 """Names of the scores that are taken once."""
-
-
-class LearningConfig(RunConfig, StepConfig, EvaluatorConfig, Protocol):
-    """The settings that the loop reads."""
-
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102 - all have it.
-    @property
-    def num_imitation_steps(self) -> int: ...  # noqa: D102
-    @property
-    def imitation_learning_rate(self) -> float: ...  # noqa: D102
-    @property
-    def save_every(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +88,7 @@ class About:
 
 def learn(
     about: About,
-    config: LearningConfig,
+    config: RewardedConfig,
     client: Client,
     make_source: Callable[[ResumableRun, Experiment], Source],
     observer: Observer | None = None,
@@ -196,7 +183,7 @@ class _Loop:
 
     def __init__(
         self,
-        config: LearningConfig,
+        config: RewardedConfig,
         learning_rate: float,
         source: Source,
         progress: ResumableRun,
@@ -320,7 +307,7 @@ def _runs(progress: ResumableRun, source: Source) -> list[TrainingRun]:
     return [progress.run, *source.partners]
 
 
-def _is_warm(config: LearningConfig) -> bool:
+def _is_warm(config: RewardedConfig) -> bool:
     return config.num_imitation_steps > 0
 
 

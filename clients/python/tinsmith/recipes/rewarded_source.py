@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import SourceConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
+from tinsmith.recipes.settings import PlayConfig
 from tinsmith.recipes.tasks.own_reward import RewardedPrompts, judged_by, load_reward
 from tinsmith.rollouts.judge import INSTRUCTION, Judge
 from tinsmith.sampling.sampler_forms import Sampler
@@ -17,31 +17,7 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInfo
 
 
-class JudgeConfig(Protocol):
-    """What scores the answers."""
-
-    @property
-    def reward(self) -> str: ...  # noqa: D102
-    @property
-    def judge(self) -> str: ...  # noqa: D102
-    @property
-    def judge_instruction(self) -> str: ...  # noqa: D102
-
-
-class RewardConfig(JudgeConfig, Protocol):
-    """The settings of a recipe that a function of the user's own, or a judge, rewards."""
-
-    @property
-    def data(self) -> str: ...  # noqa: D102
-    @property
-    def environment(self) -> str: ...  # noqa: D102
-    @property
-    def rollouts(self) -> str: ...  # noqa: D102
-    @property
-    def step_timeout_s(self) -> float: ...  # noqa: D102
-
-
-def check_judge(config: JudgeConfig) -> None:
+def check_judge(config: PlayConfig) -> None:
     """Refuse settings of a judge that contradict each other.
 
     Raises:
@@ -71,7 +47,7 @@ class RewardedData:
         NotFoundError: If there is no such judge.
     """
 
-    def __init__(self, config: RewardConfig, client: Client) -> None:
+    def __init__(self, config: PlayConfig, client: Client) -> None:
         name = "judge" if config.judge else "reward"
         if config.environment:
             raise ConfigurationError(
@@ -112,7 +88,7 @@ class RewardedData:
         )
 
 
-def _open_judge(config: RewardConfig, client: Client) -> Judge:
+def _open_judge(config: PlayConfig, client: Client) -> Judge:
     """Return the judge that is named: a base model that is served, else a checkpoint."""
     served = {model.base_model for model in client.list_models()}
     is_model = config.judge in served or "/" not in config.judge

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from tinsmith.client import Client
-from tinsmith.environments.local import STEP_TIMEOUT_S
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import Source, SourceConfig
 from tinsmith.recipes.experiment.observer import Observer
-from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
 from tinsmith.recipes.rewarded_source import RewardedData, check_judge
+from tinsmith.recipes.settings import PlayConfig, RewardedConfig
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems
@@ -36,49 +34,24 @@ from tinsmith.sampling.sampler_forms import Sampler
 __all__ = ["Config", "Summary", "main"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RewardedConfig, PlayConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
     data: str = "arithmetic"
     """`arithmetic`, `small_sums`, `geometry`; a JSONL file, a folder of them, or
     `hf://NAME[:CONFIG][?split=...]`, in the layout of GSM8K or Geometry3K."""
-    environment: str = ""
-    """What is played instead of `data`: a served name such as `guessing`, a class of your own,
-    `FILE.py:CLASS` or `MODULE:CLASS`, or `grpc://HOST:PORT[/NAME]` of a `tinsmith env serve`."""
-    environment_config: str = ""
     validation_environment: str = ""
     """Another environment, in any of these forms, that is scored; that of training if empty."""
     validation_config: str = ""
     """Settings of what is scored, as a JSON object; those of training if both are left out."""
-    rollouts: str = "client"
-    """Where episodes are played: in the `client`, or of a served name on the `server`."""
-    reward: str = ""
-    """A function of your own, `FILE.py:score`, called with a row of `data` and the answer."""
-    judge: str = ""
-    """A model that scores the answers instead, from 0 to 1: a base model, or a checkpoint."""
-    judge_instruction: str = ""
-    """What a good answer is, for the judge."""
-    step_timeout_s: float = STEP_TIMEOUT_S
-    """What a step of your own environment, or a call of a reward or judge, may take."""
     calculator: bool = False
     """Whether a model that is shown figures may call one."""
     instruction: str = ""
     """What is written below each question."""
-    adapter: str = "lora"
-    rank: int = 32
     train_unembed: bool = False
-    loss: str = "importance_sampling"
     learning_rate: float = 4e-3
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
     num_steps: int = 75
-    num_imitation_steps: int = 0
-    """Steps of a warm start, of `num_steps`."""
-    imitation_learning_rate: float = 1e-2
     num_demonstrations: int = 64
     """Answers that a step of the warm start imitates."""
     num_problems: int = 48
@@ -87,33 +60,13 @@ class Config:
     """Plays of each."""
     format_coef: float = 0.0
     """What an answer loses that has not the wanted form."""
-    temperature: float = 1.0
     max_tokens: int = 4
     """Sampled tokens of a turn."""
-    max_turns: int = 16
-    max_episode_tokens: int = 4096
-    history: str = "refuse"
-    seed: int = 0
     num_validation: int = 256
     """Held-out tasks that are scored, at most."""
-    eval_every: int = 0
-    """Steps between scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/rl-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_judge(self)
 
 

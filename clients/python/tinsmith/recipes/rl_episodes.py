@@ -44,12 +44,12 @@ from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
-from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
 from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
 from tinsmith.recipes.kept_episodes import EpisodeKeeper, end_of
 from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.policy_gradient import compare_logprobs
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
 from tinsmith.tracing import spans
@@ -57,25 +57,18 @@ from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import Datum
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainingConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
     data: str = "arithmetic"
     """`arithmetic`, or a JSONL file with one task of any form on each line."""
     queue: str = "rl"
     """Where agents claim; of this loop alone."""
     model: str = "policy"
     """The name that agents give as `model`."""
-    adapter: str = "lora"
-    rank: int = 32
     loss: str = "importance_sampling"
     learning_rate: float = 1e-3
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
     num_steps: int = 50
     num_tasks: int = 16
     """Tasks of a step."""
@@ -83,27 +76,12 @@ class Config:
     """Episodes of each."""
     step_timeout_s: float = 1800.0
     """What has not ended by then is cancelled, and the step goes on without it."""
-    seed: int = 0
     num_validation: int = 64
     """Held-out tasks that are scored, at most; 0 scores nothing."""
     eval_every: int = 0
     """Steps between scores, for which agents play the held-out tasks; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
     save_every: int = 10
     keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/rl_episodes-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)

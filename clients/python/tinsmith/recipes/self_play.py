@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.games.league import describe_ratings
@@ -21,29 +20,22 @@ from tinsmith.recipes.experience import Experience, Scores, Source
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.resume import ResumableRun
-from tinsmith.recipes.experiment.rules import check_settings
-from tinsmith.recipes.game_source import SELF, GameSource, GameSourceConfig
+from tinsmith.recipes.game_source import SELF, GameSource, load_game_of
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.opponents import LEAGUE, Opponents
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.tasks.agent_games import GameTask, check_script, load_game_of
+from tinsmith.recipes.settings import GameConfig
+from tinsmith.recipes.tasks.agent_games import GameTask, check_script
 from tinsmith.rollouts import DatumArrays
 from tinsmith.rollouts.adapters import ServiceSampler
 
 __all__ = ["Config", "Summary", "main"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(GameConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
-    data: str = "gomoku"
-    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
-    board_size: int = 3
-    row_length: int = 3
-    numbered_cells: bool = False
     opponent: str = "self"
     """A script of the game (`random`, `greedy`, `search`; for Kuhn poker `random`, `honest`,
     `equilibrium`; for rock, paper, scissors `constant`, `biased`, `random`), `self`, `league`."""
@@ -53,49 +45,6 @@ class Config:
     """Steps between snapshots that join the league."""
     max_snapshots: int = 8
     """Snapshots that the league keeps."""
-    teacher: str = "random"
-    """The script that the warm start imitates."""
-    num_imitation_steps: int = 40
-    """Steps of the warm start, of `num_steps`."""
-    imitation_learning_rate: float = 1e-2
-    validation_opponent: str = "random"
-    """The script that validation is played against."""
-    adapter: str = "lora"
-    rank: int = 32
-    train_unembed: bool = False
-    loss: str = "importance_sampling"
-    learning_rate: float = 2e-3
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
-    baseline_decay: float = 0.95
-    """Weight of what a seat's average reward was, at each game."""
-    num_steps: int = 150
-    num_games: int = 64
-    temperature: float = 1.0
-    max_tokens: int = 6
-    """Sampled tokens of a move."""
-    seed: int = 0
-    num_validation: int = 100
-    """Games against `validation_opponent` that are scored."""
-    eval_every: int = 0
-    """Steps between scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/self_play-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
@@ -137,19 +86,10 @@ def _make_source(
         config, client, progress.run, experiment.folder, first_step=progress.first_step
     )
     served = {model.base_model: model for model in client.list_models()}
-    settings = GameSourceConfig(
-        num_games=config.num_games,
-        temperature=config.temperature,
-        max_tokens=config.max_tokens,
-        max_context_tokens=served[config.base_model].max_context_tokens,
-        num_validation=config.num_validation,
-        validation_opponent=config.validation_opponent,
-        teacher=config.teacher,
-        seed=config.seed,
-    )
     sampler = progress.run.sampler()
     games = GameSource(
-        settings,
+        config,
+        served[config.base_model].max_context_tokens,
         game,
         sampler.get_tokenizer(),
         ServiceSampler(sampler),

@@ -10,22 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import RunLog
 from tinsmith.recipes.gradient_step import SubmittedStep
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.types import ForwardBackwardOutput
-
-
-class LoopConfig(Protocol):
-    """The settings that the loop reads."""
-
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102
-    @property
-    def save_every(self) -> int: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -62,7 +53,7 @@ class SentStep:
 
 
 def train_ahead(
-    config: LoopConfig,
+    config: TrainingConfig,
     progress: ResumableRun,
     log: RunLog,
     submit: Callable[[int], SentStep],

@@ -16,9 +16,9 @@ from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
-from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.conversations import Conversation, read_conversations
 from tinsmith.recipes.tasks.row_layouts import ASSISTANT
@@ -35,32 +35,20 @@ _MADE_MODELS_RATE = 1e-2
 """For small models with random weights, such as `tiny`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainingConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
     data: str = "pig_latin"
     """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
     chat_template: str = ""
     """`role_colon` or a file that ends with `.jinja`; that of the base model if it is empty."""
-    adapter: str = "lora"
-    rank: int = 32
     learning_rate: float | None = None
     """Its peak; if it is left out, what `tinsmith hyperparams` advises for the model."""
     num_warmup_steps: int = 30
     learning_rate_floor: float = 0.05
-    grad_clip_norm: float = 1.0
     num_steps: int = 240
     batch_size: int = 32
-    seed: int = 0
-    eval_every: int = 0
-    """Steps between held-out scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
     save_every: int = 100
     max_tokens: int = 128
     """Longest answer to a held-out question of a file."""
@@ -68,15 +56,6 @@ class Config:
     """`last` answer or `all` answers of a line; marks of the line itself (`weight`) go before."""
     too_long: str = "refuse"
     """`refuse`, `leave_out` or `cut` a line of a file that is longer than the model's context."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/supervised-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
-    checkpoint: str = "final"
-    """Name of the checkpoint at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:

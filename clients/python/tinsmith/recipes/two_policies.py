@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tinsmith.client import Client
@@ -27,13 +26,13 @@ from tinsmith.recipes.experiment.resume import (
     save_named,
     unique_name,
 )
-from tinsmith.recipes.experiment.rules import check_settings
-from tinsmith.recipes.game_source import GameSource, GameSourceConfig
+from tinsmith.recipes.game_source import GameSource, load_game_of
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.reinforcement import About, Summary, learn
+from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.shared_games import play_shared_games
-from tinsmith.recipes.tasks.agent_games import GameTask, load_game_of
+from tinsmith.recipes.tasks.agent_games import GameTask
 from tinsmith.rollouts import DatumArrays, RoleBaselines
 from tinsmith.rollouts.adapters import ServiceSampler
 from tinsmith.training.run_forms import TrainingRun
@@ -43,62 +42,14 @@ _SEEDS_APART = 500_000
 """Between the seeds of the two policies, so that neither draws what the other does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(GameConfig):
     """Settings of the recipe."""
 
-    base_model: str = "tiny"
-    begin_from: str = ""
     partner_base_model: str = ""
     """Of `white`; the same if it is left out."""
-    data: str = "gomoku"
-    """The game: `gomoku`, `kuhn`, `rock_paper_scissors`, or `FILE.py:CLASS` of your own."""
-    board_size: int = 3
-    row_length: int = 3
-    numbered_cells: bool = False
-    teacher: str = "random"
-    """The script that the warm start imitates."""
-    num_imitation_steps: int = 40
-    """Steps of the warm start, of `num_steps`."""
-    imitation_learning_rate: float = 1e-2
-    validation_opponent: str = "random"
-    """The script that both are scored against."""
-    adapter: str = "lora"
-    rank: int = 32
-    train_unembed: bool = False
-    loss: str = "importance_sampling"
-    learning_rate: float = 2e-3
-    num_warmup_steps: int = 5
-    learning_rate_floor: float = 0.1
-    grad_clip_norm: float = 1.0
-    baseline_decay: float = 0.95
-    """Weight of what a seat's average reward was, at each game."""
-    num_steps: int = 150
-    num_games: int = 64
-    temperature: float = 1.0
-    max_tokens: int = 6
-    """Sampled tokens of a move."""
-    seed: int = 0
-    num_validation: int = 100
-    """Games of each against `validation_opponent` that are scored."""
-    eval_every: int = 0
-    """Steps between scores; 0: before and after only."""
-    evaluators: str = ""
-    rare_evaluators: str = ""
-    rare_eval_every: int = 0
-    evaluator_timeout_s: float = 1800.0
-    save_every: int = 50
-    keep_rollouts: str = ""
-    """Whether every rollout is written below `output_dir`: `jsonl`, `parquet`; empty keeps none."""
-    log_to: str = ""
-    output_dir: Path | None = None
-    """`runs/two_policies-<data>-<n>` if it is left out: a folder of this experiment alone."""
-    overwrite: bool = False
     checkpoint: str = "final"
     """Name of both checkpoints at the end."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def main(config: Config, client: Client, observer: Observer | None = None) -> list[Summary]:
@@ -218,18 +169,9 @@ class _TwoPolicies(Source):
     ) -> GameSource:
         sampler = run.sampler()
         served = {model.base_model: model for model in self._client.list_models()}
-        settings = GameSourceConfig(
-            num_games=config.num_games,
-            temperature=config.temperature,
-            max_tokens=config.max_tokens,
-            max_context_tokens=served[config.base_model].max_context_tokens,
-            num_validation=config.num_validation,
-            validation_opponent=config.validation_opponent,
-            teacher=config.teacher,
-            seed=config.seed,
-        )
         return GameSource(
-            settings,
+            config,
+            served[config.base_model].max_context_tokens,
             self._game,
             sampler.get_tokenizer(),
             ServiceSampler(sampler),

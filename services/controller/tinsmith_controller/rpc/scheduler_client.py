@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -50,70 +50,8 @@ class JobIdentity:
     uid: str
 
 
-class SchedulerClient(Protocol):
-    """The scheduler, as far as jobs are concerned."""
-
-    def settle_keys(
-        self,
-        job: JobIdentity,
-        epochs: frozenset[int | None],
-        *,
-        generation: int,
-        pools: Mapping[str, str],
-    ) -> Mapping[int | None, Mapping[str, str]]:
-        """Make the keys of some epochs good, and all others of the job bad.
-
-        Args:
-            job: Whose keys.
-            epochs: Of drivers; None means the keys of the agents' workers.
-            generation: Tells the workers' keys from those of times before.
-            pools: The pool that a key is bound to, by agent; the empty name is the job itself.
-
-        Returns:
-            The good keys, by epoch and agent. A driver has its own, whose name is empty, and one
-            of each agent. Workers have that of their agent.
-
-        Raises:
-            KeySpentError: If one was made bad before.
-            SchedulerError: If that is not known to have happened.
-        """
-        ...
-
-    def key_holders(self) -> Mapping[str, JobIdentity]:
-        """Return the jobs of all good keys, by name of the key.
-
-        Raises:
-            SchedulerError: If the scheduler does not answer.
-        """
-        ...
-
-    def revoke(self, key: str) -> None:
-        """Make a key bad, by its name.
-
-        Raises:
-            SchedulerError: If that is not known to have happened.
-        """
-        ...
-
-    def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
-        """Return what drivers reported last, by uid of the job.
-
-        Raises:
-            SchedulerError: If the scheduler does not answer.
-        """
-        ...
-
-    def forget(self, job: JobIdentity) -> None:
-        """Forget what the driver of a job reported.
-
-        Raises:
-            SchedulerError: If that is not known to have happened.
-        """
-        ...
-
-
-class GrpcSchedulerClient:
-    """The scheduler behind a gRPC channel.
+class SchedulerClient:
+    """The scheduler, as far as jobs are concerned.
 
     Args:
         address: `host:port` of the scheduler.
@@ -138,7 +76,22 @@ class GrpcSchedulerClient:
         generation: int,
         pools: Mapping[str, str],
     ) -> Mapping[int | None, Mapping[str, str]]:
-        """See `SchedulerClient`; bad keys are refused before good ones are made."""
+        """Make the keys of some epochs good, once all others of the job are bad.
+
+        Args:
+            job: Whose keys.
+            epochs: Of drivers; None means the keys of the agents' workers.
+            generation: Tells the workers' keys from those of times before.
+            pools: The pool that a key is bound to, by agent; the empty name is the job itself.
+
+        Returns:
+            The good keys, by epoch and agent. A driver has its own, whose name is empty, and one
+            of each agent. Workers have that of their agent.
+
+        Raises:
+            KeySpentError: If one was made bad before.
+            SchedulerError: If that is not known to have happened.
+        """
         known_keys = self._good_keys(job.name)
         known_ids = {known.name.rpartition("/")[2] for known in known_keys}
         wanted: dict[tuple[int | None, str], ApiKey] = {}
@@ -165,15 +118,27 @@ class GrpcSchedulerClient:
         return found
 
     def key_holders(self) -> Mapping[str, JobIdentity]:
-        """See `SchedulerClient`."""
+        """Return the jobs of all good keys, by name of the key.
+
+        Raises:
+            SchedulerError: If the scheduler does not answer.
+        """
         return {key.name: JobIdentity(key.job, key.uid) for key in self._good_keys("")}
 
     def revoke(self, key: str) -> None:
-        """See `SchedulerClient`."""
+        """Make a key bad, by its name.
+
+        Raises:
+            SchedulerError: If that is not known to have happened.
+        """
         self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=key))
 
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
-        """See `SchedulerClient`."""
+        """Return what drivers reported last, by uid of the job.
+
+        Raises:
+            SchedulerError: If the scheduler does not answer.
+        """
         found: dict[str, Report] = {}
         for begin in range(0, len(jobs), _MAX_JOBS):
             request = job_pb2.ListTrainingJobReportsRequest(
@@ -192,7 +157,11 @@ class GrpcSchedulerClient:
         return found
 
     def forget(self, job: JobIdentity) -> None:
-        """See `SchedulerClient`."""
+        """Forget what the driver of a job reported.
+
+        Raises:
+            SchedulerError: If that is not known to have happened.
+        """
         self._call(
             "DeleteTrainingJobReport",
             job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),

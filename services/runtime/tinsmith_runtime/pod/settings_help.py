@@ -51,11 +51,7 @@ def settings_of(config_class: type[Any], *, prefix: str = _PREFIX) -> list[Setti
         config_class: A dataclass; see `load_config`.
         prefix: What its variables begin with.
     """
-    meanings = {
-        name: meaning
-        for base in reversed(config_class.__mro__[:-1])
-        for name, meaning in field_docstrings(base).items()
-    }
+    meanings = field_docstrings(config_class)
     return [
         Setting(
             variable=f"{prefix}{field.name.upper()}",

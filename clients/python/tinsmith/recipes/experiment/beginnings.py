@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes.experiment.experiment import RunConfig
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_forms import TrainingRun
@@ -17,7 +17,7 @@ def tokenizer_of(client: Client, base_model: str, begin_from: str = "") -> Token
     return client.get_tokenizer(base_model)
 
 
-def create_run(config: RunConfig, client: Client, begin_from: str = "") -> TrainingRun:
+def create_run(config: TrainingConfig, client: Client, begin_from: str = "") -> TrainingRun:
     """Create the run of an experiment, from a training checkpoint if one is named.
 
     Raises:
@@ -46,7 +46,7 @@ def create_run(config: RunConfig, client: Client, begin_from: str = "") -> Train
 
 
 def _begin_from(
-    config: RunConfig, client: Client, checkpoint: str, display_name: str
+    config: TrainingConfig, client: Client, checkpoint: str, display_name: str
 ) -> TrainingRun:
     base_model = client.checkpoints.get(checkpoint).base_model
     if base_model != config.base_model:

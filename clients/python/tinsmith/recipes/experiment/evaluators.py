@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.training.run_forms import TrainingRun
 from tinsmith.user_code import load_object
@@ -25,23 +26,6 @@ PREFIX = "evaluator/"
 _MAX_METRICS = 16
 """Of one evaluator: a job reports few at each step, and a reader looks at fewer."""
 _KEY = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
-
-
-class EvaluatorConfig(Protocol):
-    """The settings of a recipe that evaluates on the way."""
-
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102
-    @property
-    def eval_every(self) -> int: ...  # noqa: D102
-    @property
-    def evaluators(self) -> str: ...  # noqa: D102
-    @property
-    def rare_eval_every(self) -> int: ...  # noqa: D102
-    @property
-    def rare_evaluators(self) -> str: ...  # noqa: D102
-    @property
-    def evaluator_timeout_s(self) -> float: ...  # noqa: D102
 
 
 class _EvaluatorFailedError(Exception):
@@ -111,7 +95,7 @@ class Evaluators:
         ConfigurationError: If a function cannot be had, or two have one name.
     """
 
-    def __init__(self, config: EvaluatorConfig) -> None:
+    def __init__(self, config: TrainingConfig) -> None:
         self._num_steps = config.num_steps
         self._timeout_s = config.evaluator_timeout_s
         self._samplers: dict[str, Sampler] = {}

@@ -31,12 +31,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experiment.json_files import append_line, damaged, read_json, write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.rollouts.records.files import SUFFIXES
 
@@ -79,31 +80,6 @@ _FREE = frozenset(
 """Settings that may change on the way: they say how long and where, not what is trained."""
 
 
-class RunConfig(Protocol):
-    """The settings that every recipe has."""
-
-    @property
-    def base_model(self) -> str: ...  # noqa: D102
-    @property
-    def begin_from(self) -> str: ...  # noqa: D102
-    @property
-    def data(self) -> str: ...  # noqa: D102
-    @property
-    def adapter(self) -> str: ...  # noqa: D102
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-    @property
-    def num_steps(self) -> int: ...  # noqa: D102
-    @property
-    def checkpoint(self) -> str: ...  # noqa: D102
-    @property
-    def output_dir(self) -> Path | None: ...  # noqa: D102
-    @property
-    def overwrite(self) -> bool: ...  # noqa: D102
-
-
 class Experiment(AbstractContextManager["Experiment"]):
     """An experiment and its folder, which no other process writes into while it is open.
 
@@ -125,7 +101,9 @@ class Experiment(AbstractContextManager["Experiment"]):
             or it cannot be written.
     """
 
-    def __init__(self, recipe: str, config: RunConfig, observer: Observer | None = None) -> None:
+    def __init__(
+        self, recipe: str, config: TrainingConfig, observer: Observer | None = None
+    ) -> None:
         self._recipe = recipe
         self._config = config
         self._observer = observer or Observer()
@@ -362,7 +340,7 @@ def _fingerprint(recipe: str, settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _describe_weights(config: RunConfig) -> str:
+def _describe_weights(config: TrainingConfig) -> str:
     """Name what a checkpoint must have been trained as for this configuration to go on from it."""
     adapter = f"lora of rank {config.rank}" if config.adapter == "lora" else config.adapter
     return f"{config.base_model}, {adapter}"

@@ -24,9 +24,10 @@ from tinsmith.errors import (
     UnimplementedError,
 )
 from tinsmith.recipes.experiment.beginnings import create_run
-from tinsmith.recipes.experiment.experiment import Experiment, RunConfig
+from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
+from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.training.run_forms import TrainingRun
 
 ValueT = TypeVar("ValueT")
@@ -49,7 +50,7 @@ class ResumableRun:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: TrainingConfig,
         client: Client,
         experiment: Experiment,
         observer: Observer | None = None,

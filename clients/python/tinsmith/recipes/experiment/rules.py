@@ -121,6 +121,7 @@ _MEANINGS: Mapping[str, str] = {
     "max_episode_tokens": "Sampled tokens of all turns of an episode, at most.",
     "history": "What becomes of an episode whose chat template rewrites its history, as templates "
     "that drop earlier thoughts do: `split` is a sample for each turn, `append` is as sampled.",
+    "keep_rollouts": "Whether every rollout is written below `output_dir`, and in which form.",
     "seed": "Decides what is drawn and sampled.",
     "evaluators": "Functions of your own, `FILE.py:score` with commas between several, that are "
     "called with a sampler of the live weights every `eval_every` steps and after the last.",

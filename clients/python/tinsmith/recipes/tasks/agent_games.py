@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.games import (
@@ -98,40 +98,6 @@ def load_game(
         raise ConfigurationError(str(error), remedy="change board_size or row_length") from error
     max_turns = (rules.num_cells + 1) // 2
     return GameTask("gomoku", STRENGTHS, max_turns, 1.0, partial(_gomoku, rules), _gomoku_script)
-
-
-class GameConfig(Protocol):
-    """The settings that every recipe of games has."""
-
-    @property
-    def data(self) -> str: ...  # noqa: D102
-    @property
-    def board_size(self) -> int: ...  # noqa: D102
-    @property
-    def row_length(self) -> int: ...  # noqa: D102
-    @property
-    def numbered_cells(self) -> bool: ...  # noqa: D102
-    @property
-    def teacher(self) -> str: ...  # noqa: D102
-    @property
-    def validation_opponent(self) -> str: ...  # noqa: D102
-
-
-def load_game_of(config: GameConfig) -> GameTask:
-    """Return the game of a recipe, which has the scripts that its settings name.
-
-    Raises:
-        ConfigurationError: If there is no such game, board or script.
-    """
-    game = load_game(
-        config.data,
-        board_size=config.board_size,
-        row_length=config.row_length,
-        numbered_cells=config.numbered_cells,
-    )
-    check_script(game, "teacher", config.teacher)
-    check_script(game, "validation_opponent", config.validation_opponent)
-    return game
 
 
 def check_script(game: GameTask, setting: str, script: str) -> None:
