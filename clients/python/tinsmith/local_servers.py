@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from tinsmith.errors import ConfigurationError
+from tinsmith.whole_files import write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -183,9 +184,7 @@ def choose(state_dir: Path, address: str) -> None:
     if not address:
         path.unlink(missing_ok=True)
         return
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(address, encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, address.encode())
 
 
 def _encode(server: LocalServer) -> dict[str, object]:

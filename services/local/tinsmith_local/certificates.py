@@ -8,7 +8,6 @@ authority is needed for that alone, so it can be kept elsewhere between renewals
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tinsmith.whole_files import write_whole
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.pod_tls import host_of, identity_uri
@@ -96,9 +96,11 @@ def make_certificates(
         )
         place = folder / role
         place.mkdir(parents=True, exist_ok=True)
-        _write(place / "tls.key", _pem_of_key(key))
-        _write(place / "tls.crt", certificate.public_bytes(serialization.Encoding.PEM))
-        _write(place / "ca.crt", (folder / "ca.crt").read_bytes())
+        write_whole(place / "tls.key", _pem_of_key(key), is_secret=True)
+        write_whole(
+            place / "tls.crt", certificate.public_bytes(serialization.Encoding.PEM), is_secret=True
+        )
+        write_whole(place / "ca.crt", (folder / "ca.crt").read_bytes(), is_secret=True)
         issued.append(Issued(role, place, end))
     return issued
 
@@ -136,8 +138,10 @@ def _authority(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write(key_file, _pem_of_key(key))
-    _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
+    write_whole(key_file, _pem_of_key(key), is_secret=True)
+    write_whole(
+        certificate_file, certificate.public_bytes(serialization.Encoding.PEM), is_secret=True
+    )
     return certificate, key
 
 
@@ -165,12 +169,3 @@ def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file at once: a pod that reads it meanwhile has the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    temporary.replace(path)

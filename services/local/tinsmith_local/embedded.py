@@ -22,6 +22,7 @@ from typing import Any
 from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.tracing import switch
+from tinsmith.whole_files import write_whole
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.base.hardware import device_choice_of
@@ -49,7 +50,7 @@ from tinsmith_trainer.pod import TrainerPod
 logger = logging.getLogger(__name__)
 
 _KEY_FILE = "api_key"
-_PRIVATE_MODE, _PRIVATE_FOLDER_MODE = 0o600, 0o700
+_PRIVATE_FOLDER_MODE = 0o700
 _FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
@@ -332,19 +333,8 @@ def _api_key(data_dir: Path) -> str:
                 f"{path} holds no key: {error.message}; restore it from a backup"
             ) from error
     key = str(ApiKey.generate())
-    _write_private(path, key)
+    write_whole(path, key.encode(), is_secret=True)
     return key
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that holds a secret; complete or absent, readable by its owner alone."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_MODE)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _exit_fenced(error: FencedError) -> None:

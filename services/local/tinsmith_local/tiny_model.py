@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinsmith.recipes.tasks.pig_latin import load_phrases
+from tinsmith.whole_files import sha256_of
 
 FORMAT_VERSION = 1
 """Raise it when the same settings give other files."""
@@ -136,7 +137,7 @@ def build_tiny_model(directory: Path | str, config: TinyModelConfig | None = Non
 def finish_directory(scratch: Path, directory: Path, digest: str) -> None:
     """Move the files of a model into place, marker last."""
     names = sorted(path.name for path in scratch.iterdir())
-    files = {name: _digest_file(scratch / name) for name in names}
+    files = {name: sha256_of(scratch / name) for name in names}
     marker = {"recipe": digest, "files": files}
     (directory / MARKER_NAME).unlink(missing_ok=True)
     for name in names:
@@ -150,7 +151,7 @@ def is_complete(directory: Path, digest: str) -> bool:
     try:
         marker = json.loads((directory / MARKER_NAME).read_text(encoding="utf-8"))
         return bool(marker["recipe"] == digest) and all(
-            _digest_file(directory / name) == found for name, found in marker["files"].items()
+            sha256_of(directory / name) == found for name, found in marker["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -315,10 +316,6 @@ def _digest_recipe(config: TinyModelConfig, texts: tuple[str, ...]) -> str:
 def recipe_digest(recipe: Mapping[str, object]) -> str:
     """Return the digest of all that determines the files of a model."""
     return hashlib.sha256(_to_json(recipe).encode()).hexdigest()
-
-
-def _digest_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _to_json(value: object) -> str:

@@ -6,7 +6,6 @@ Coroutines that run in the background loop; what reads or hashes a whole file ru
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 import urllib.error
 import urllib.request
@@ -31,6 +30,7 @@ from tinsmith.rpc.durations import encode_optional_duration
 from tinsmith.rpc.transport import Backoff, Endpoint
 from tinsmith.types import Checkpoint
 from tinsmith.v1 import checkpoint_pb2
+from tinsmith.whole_files import sha256_of
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PIECE_BYTES = 2**20
@@ -244,7 +244,7 @@ async def _send(
 
 def _describe(path: Path) -> checkpoint_pb2.CheckpointFile:
     return checkpoint_pb2.CheckpointFile(
-        file=path.name, size_bytes=path.stat().st_size, sha256=_hash_of(path)
+        file=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path)
     )
 
 
@@ -252,16 +252,8 @@ def _is_file(path: Path, wanted: checkpoint_pb2.CheckpointFile) -> bool:
     return (
         path.is_file()
         and path.stat().st_size == wanted.size_bytes
-        and _hash_of(path) == wanted.sha256
+        and sha256_of(path) == wanted.sha256
     )
-
-
-def _hash_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _checked_name(name: str) -> str:

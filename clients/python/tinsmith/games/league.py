@@ -12,7 +12,6 @@ The league knows names. What a name plays with, a checkpoint or a script, is its
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tinsmith.games.ratings import Pairing, Rating, fit_ratings
+from tinsmith.whole_files import write_whole
 
 Choice = Literal["uniform", "latest", "hardest"]
 Kind = Literal["script", "frozen", "snapshot"]
@@ -166,9 +166,7 @@ class League:
 
     def save(self, path: Path) -> None:
         """Write the league as JSON, whole or not at all."""
-        unfinished = path.with_suffix(path.suffix + ".tmp")
-        unfinished.write_text(json.dumps(self.state, indent=1) + "\n")
-        os.replace(unfinished, path)
+        write_whole(path, f"{json.dumps(self.state, indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> League:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinsmith.whole_files import sha256_of
 from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     DataLossError,
@@ -28,7 +29,6 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_runtime.storage.file import full_disk_is_typed
 from tinsmith_runtime.storage.objects import (
-    CHUNK_BYTES,
     FileEntry,
     ObjectExistsError,
     Progress,
@@ -377,13 +377,11 @@ def _verified(store: ObjectStore, folder: str, name: str, entry: FileEntry) -> I
 
 def _is_there(local: Path, entry: FileEntry) -> bool:
     """Whether a local file is what a manifest names."""
-    if not local.is_file() or local.stat().st_size != entry.size_bytes:
-        return False
-    digest = hashlib.sha256()
-    with local.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest() == entry.sha256
+    return (
+        local.is_file()
+        and local.stat().st_size == entry.size_bytes
+        and sha256_of(local) == entry.sha256
+    )
 
 
 def _shifted(progress: Progress, before_bytes: int, total_bytes: int) -> Progress:

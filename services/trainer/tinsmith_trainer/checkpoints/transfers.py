@@ -8,7 +8,6 @@ has the row, which names the folder. What other attempts left is removed after t
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from tinsmith.whole_files import sha256_of
 from tinsmith_engine import FullConfig, LoraConfig
 from tinsmith_engine.files.weight_files import (
     ADAPTER_CONFIG_FILE,
@@ -32,7 +32,7 @@ from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 from tinsmith_runtime.ledger import CheckpointRecord, ExportRecord, Ledger, RunRecord, StoredFile
 from tinsmith_runtime.storage.checkpoint_manifests import WrittenManifest
-from tinsmith_runtime.storage.objects import CHUNK_BYTES, Progress
+from tinsmith_runtime.storage.objects import Progress
 from tinsmith_runtime.text.tokenizer_files import TEMPLATE_FILE
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, stored_files
@@ -325,7 +325,7 @@ class CheckpointWork:
         progress: Progress,
     ) -> tuple[LoraConfig, WrittenManifest]:
         for file in promised:
-            if _hash_of(paths[file.name]) != file.sha256:
+            if sha256_of(paths[file.name]) != file.sha256:
                 raise FileRefusedError(
                     f"{file.name} does not have the SHA-256 that was announced; send it again",
                     file=file.name,
@@ -416,11 +416,3 @@ def _folder(run: RunRecord, kind: str, checkpoint: str, below: str) -> str:
 
 def _export_folder(run: RunRecord, work: ExportWork, below: str) -> str:
     return f"{run.name}/exports/{work.checkpoint.rpartition('/')[2]}-{work.format}-{below}"
-
-
-def _hash_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinsmith.recipes.experiment.json_files import write_whole
+from tinsmith.whole_files import write_whole
 
 Points = Sequence[tuple[float, float]]
 """Values by step."""

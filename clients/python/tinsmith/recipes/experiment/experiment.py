@@ -40,6 +40,7 @@ from tinsmith.recipes.experiment.observer import Observer, SavedState
 from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.rollouts.records.files import SUFFIXES
+from tinsmith.whole_files import sha256_of
 
 with contextlib.suppress(ImportError):  # Windows has none, and then no lock.
     import fcntl
@@ -320,10 +321,7 @@ def describe_settings(config: Any) -> dict[str, Any]:
 
 def _digest(path: Path) -> str:
     """Return the hash of a file; nothing if the data is none."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path) if path.is_file() else ""
 
 
 def remove_rollouts(folder: Path) -> None:

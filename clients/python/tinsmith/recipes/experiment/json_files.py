@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tinsmith.errors import ConfigurationError
+from tinsmith.whole_files import write_whole
 
 
 def write_json(path: Path, value: object) -> None:
@@ -42,13 +42,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise damaged(path)
     return content
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file; complete or unchanged."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def damaged(path: Path) -> ConfigurationError:
