@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinsmith_runtime.confined.framing import HEAD_BYTES
+from tinsmith_runtime.confined.framing import HEAD_BYTES, framed
 from tinsmith_runtime.errors import RateLimitedError, WorkerUnavailableError
 from tinsmith_runtime.observability.metrics import CONFINED_ENDS
 
@@ -238,7 +238,7 @@ class ConfinedProcess:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        left = memoryview(len(request).to_bytes(HEAD_BYTES, "big") + request)
+        left = memoryview(framed(request))
         while left:
             self._wait(process.stdin.fileno(), select.POLLOUT, deadline_s)
             left = left[os.write(process.stdin.fileno(), left[:_READ_BYTES]) :]

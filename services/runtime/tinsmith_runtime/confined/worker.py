@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tinsmith_runtime.confined.framing import HEAD_BYTES
+from tinsmith_runtime.confined.framing import HEAD_BYTES, framed
 
 _MAX_FILES = 64
 
@@ -86,6 +86,6 @@ def _read_exactly(descriptor: int, size: int) -> bytes:
 
 
 def _write(descriptor: int, body: bytes) -> None:
-    left = memoryview(len(body).to_bytes(HEAD_BYTES, "big") + body)
+    left = memoryview(framed(body))
     while left:
         left = left[os.write(descriptor, left) :]
