@@ -71,6 +71,21 @@ def test_a_long_prompt_that_waits_for_blocks_is_passed_and_begins_in_the_end(
         raise AssertionError("the long prompt never began")
 
 
+def test_a_request_that_waits_for_blocks_is_passed_32_times(engine: Engine) -> None:
+    sampler = Sampler(engine, cache_bytes=4 * BLOCK_BYTES, max_sequences=2)
+    held = sampler.add(request(max_tokens=100))
+    sampler.step()
+    # It needs all blocks.
+    (large,) = prompts(1, 230, max_tokens=20)
+    large_id = sampler.add(large)
+    small = {sampler.add(request(max_tokens=1, seed=seed)) for seed in range(40)}
+    ended: list[int] = []
+    while sampler.has_work:
+        ended += [one.request_id for one in sampler.step()]
+    assert small.issuperset(ended[:32])
+    assert ended[32:34] == [held, large_id]
+
+
 def test_a_project_below_its_part_of_the_blocks_takes_them_from_one_above(engine: Engine) -> None:
     requests = prompts(4, 100, max_tokens=100, cache_scope="loud")
     sampler = Sampler(engine, cache_bytes=8 * BLOCK_BYTES)

@@ -351,18 +351,16 @@ class Sampler:
     def _begin_known(self, candidate: Candidate) -> list[SampledSequence]:
         prompt = self._cache.known(candidate.group.state)
         group = self._admission.begin(candidate)
-        return self._begin(group, prompt, is_urgent=candidate.is_urgent)
+        return self._begin(group, prompt)
 
     def _begin_read(self, reading: Reading) -> list[SampledSequence]:
         prompt = self._cache.finish(reading)
         self._admission.reading.remove(reading)
         num_samples = self._cache.num_beginning(reading.group, prompt)
         group = self._admission.put_back(reading.group, num_samples)
-        return self._begin(group, prompt, is_urgent=reading.is_urgent)
+        return self._begin(group, prompt)
 
-    def _begin(
-        self, group: WaitingGroup, prompt: ReadPrompt, *, is_urgent: bool
-    ) -> list[SampledSequence]:
+    def _begin(self, group: WaitingGroup, prompt: ReadPrompt) -> list[SampledSequence]:
         state = group.state
         if state.request.timeline is not None:
             state.request.timeline.note_read()
@@ -373,7 +371,7 @@ class Sampler:
         )
         self._cache.adopt(begun, prompt)
         for sequence in begun:
-            sequence.is_kept |= is_urgent
+            sequence.is_kept |= group.is_urgent
         self._cache.release(prompt.blocks)
         self._admission.enter(begun)
         if group.resumed and group.resumed.completion:

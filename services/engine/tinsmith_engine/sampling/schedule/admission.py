@@ -25,8 +25,6 @@ from tinsmith_runtime.fairness.deficit_round_robin import share_out
 
 _LOOKED_AT = 16
 """Waiting groups of a project that are looked at for one that fits."""
-_PATIENCE = 32
-"""Groups that begin while another one waits for blocks; then nothing else begins before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,6 @@ class Candidate:
     """Of its prompt, as far as they have to be read."""
     pushes: bool = False
     """Whether others have to give way."""
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether others passed it too often."""
-        return self.group.num_passed >= _PATIENCE
 
 
 class SequenceAdmission:
@@ -146,7 +139,7 @@ class SequenceAdmission:
     def _urgent(self) -> WaitingGroup | None:
         """Return the group that others have passed too often: nothing else begins before it."""
         looked_at = itertools.chain.from_iterable(map(self._looked_at, self.waiting.projects))
-        return next((group for group in looked_at if group.num_passed >= _PATIENCE), None)
+        return next((group for group in looked_at if group.is_urgent), None)
 
     def _may_push(self, group: WaitingGroup) -> bool:
         """Return whether a group's project is below its part of the blocks, and another above."""
@@ -199,7 +192,7 @@ class SequenceAdmission:
     def begin_reading(self, candidate: Candidate) -> Reading:
         """Begin to read the prompt of a candidate; there must be room for it."""
         # It is read with no other in between: what fails here leaves the group waiting.
-        reading = self._cache.begin_reading(candidate.group, is_urgent=candidate.is_urgent)
+        reading = self._cache.begin_reading(candidate.group)
         reading.group = self.begin(candidate)
         self.reading.append(reading)
         return reading

@@ -116,7 +116,7 @@ class SequenceCache:
         shift = rope_shift(state.request.images)
         return ReadPrompt(list(known.blocks), known.last_logits, shift, [], is_known=True)
 
-    def begin_reading(self, group: WaitingGroup, *, is_urgent: bool) -> Reading:
+    def begin_reading(self, group: WaitingGroup) -> Reading:
         """Give a prompt its blocks, and what is known of its beginning; there must be room."""
         state = group.state
         request = state.request
@@ -128,9 +128,7 @@ class SequenceCache:
         blocks, planned = run or (self._pool.take(num_blocks), [])
         self._copy(beginning, blocks[: len(beginning)])
         num_known = len(beginning) * BLOCK_TOKENS
-        return Reading(
-            group, state.weights, blocks, planned, num_known, num_known, scores, is_urgent
-        )
+        return Reading(group, state.weights, blocks, planned, num_known, num_known, scores)
 
     def _known_beginning(self, state: RequestState) -> list[int]:
         """Return the known blocks of a prompt; its last token is read in any case."""

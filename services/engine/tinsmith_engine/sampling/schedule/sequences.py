@@ -24,6 +24,9 @@ from tinsmith_engine.sampling.request.sample_request import (
 )
 from tinsmith_engine.sampling.request.stop_search import StopSearch
 
+_PATIENCE = 32
+"""Groups that begin while another one waits for blocks, at most."""
+
 
 @dataclass(slots=True, eq=False)
 class RequestState:
@@ -152,6 +155,11 @@ class WaitingGroup:
     num_passed: int = 0
     """Groups that began while this one waited for blocks."""
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether others passed it too often: then nothing else begins before it."""
+        return self.num_passed >= _PATIENCE
+
 
 @dataclass(slots=True, eq=False)
 class Reading:
@@ -171,8 +179,6 @@ class Reading:
     """How many of them did not have to be read."""
     scores: PromptScores | None
     """What the request wants to know of its prompt, if it does."""
-    is_urgent: bool
-    """Whether others passed its group too often."""
     is_pure: bool = True
     """Whether all of it was read with the same weights."""
     was_served: bool = False
