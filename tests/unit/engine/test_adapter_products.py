@@ -95,6 +95,16 @@ def test_rows_have_the_bits_of_the_trainers_product(
         assert torch.equal(found, wanted), num_threads
 
 
+def test_many_adapters_are_worth_more_threads_than_a_few_small_ones() -> None:
+    assert is_available()
+    small, large = (
+        products([adapter(width, (width,), 16, seed) for seed in range(5)], SmallProducts(512))
+        for width in (64, 1024)
+    )
+    # Nine segments of 1024 x 16 numbers each way.
+    assert (small.most_threads, large.most_threads) == (1, 9)
+
+
 def test_a_nan_spoils_no_row_but_its_own() -> None:
     assert is_available()
     adapters = [adapter(64, (32, 16), 16, seed) for seed in range(NUM_ADAPTERS)]

@@ -150,7 +150,8 @@ class AdapterProducts:
             num_segments * num_outputs // LANES,
         )
         numbers = num_segments * (self._p_width * shape.num_inputs + num_outputs * shape.rank)
-        self._most_threads = max(numbers // NUMBERS_OF_A_THREAD, 1)
+        self.most_threads = max(numbers // NUMBERS_OF_A_THREAD, 1)
+        """Threads that are worth their beginning."""
 
     def add_(self, y: Tensor, x: Tensor) -> None:
         """Add each row's own adapter to y [N, out] for x [N, in]; rows without one stay."""
@@ -164,7 +165,7 @@ class AdapterProducts:
             y.stride(0),
             *self._counts,
         )
-        _kernel()(arguments, min(torch.get_num_threads(), self._most_threads))
+        _kernel()(arguments, min(torch.get_num_threads(), self.most_threads))
 
 
 @functools.cache
