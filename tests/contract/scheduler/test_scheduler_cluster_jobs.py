@@ -107,7 +107,10 @@ async def test_jobs_are_listed_in_pages(launcher: KubernetesLauncher) -> None:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
+        (400, InvalidFieldError),
+        (401, ClusterRefusedError),
         (403, ClusterRefusedError),
+        (410, InvalidFieldError),
         (422, InvalidFieldError),
         (404, JobsDisabledError),
         (500, ClusterUnavailableError),

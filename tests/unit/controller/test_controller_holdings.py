@@ -111,3 +111,21 @@ def test_a_pool_whose_replicas_change_their_size_is_placed_anew(world: World) ->
     assert status_of(world, "shared", "trainerpools")["phase"] == "Ready"
     assert status_of(world, "late")["phase"] == "Running"
     assert world.assigned() == {"n0": 8}
+
+
+def test_drivers_of_jobs_that_hold_nodes_may_have_something_to_report(world: World) -> None:
+    process = Process(world)
+    world.job("runs", gpus=4)
+    world.job("waits", gpus=8)
+    process.settle()
+    world.job("of-another-controller", gpus=1)
+    body = world.get("trainingjobs", NAMESPACE, "of-another-controller")
+    body["spec"]["managedBy"] = "example.com/other"
+    body["status"] = world.get("trainingjobs", NAMESPACE, "runs")["status"]
+    world.store("trainingjobs", NAMESPACE, body)
+    process.deliver("trainingjobs")
+
+    [(uid, (key, _))] = process.reconciler.identities().items()
+
+    assert key.name == "runs"
+    assert uid == world.get("trainingjobs", NAMESPACE, "runs")["metadata"]["uid"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.metrics import metric
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile, parse_queue_config
 from tinsmith_controller.assignment.types import QueueConfig, Share
@@ -196,11 +197,13 @@ class TestElection:
         server, lost = FakeLeases(), threading.Event()
         first = LeaderElection(server, namespace="n", name="lease", identity="a", ttl_s=0.05)
         first.try_once()
+        assert metric("tinsmith_controller_is_leader") == 1
         server.lease = {}  # not even metadata
 
         first.keep(lost.set)
 
         assert lost.is_set()
+        assert metric("tinsmith_controller_is_leader") == 0
 
     def test_a_lease_that_was_given_back_is_taken_at_once(self) -> None:
         server, clock = FakeLeases(), Clock()
@@ -208,6 +211,7 @@ class TestElection:
         first.try_once()
         first.stop()
 
+        assert metric("tinsmith_controller_is_leader") == 0
         assert second.try_once()
 
     def test_a_slow_clock_of_another_machine_does_not_matter(self) -> None:

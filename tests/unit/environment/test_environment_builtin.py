@@ -104,6 +104,17 @@ def test_guessing_ends_after_max_turns() -> None:
     assert result.observation.messages == ()
 
 
+def test_a_wrong_guess_earns_the_share_of_the_numbers_that_it_rules_out() -> None:
+    # The secret of seed 1 is 3.
+    environment = guessing(1, low=1, high=10, shaping=0.5)
+    replies = ["1", "1", "9", "99", "5", "no idea"]
+    results = [environment.step(Action(text=reply)) for reply in replies]
+    said = [result.observation.messages[0].content for result in results[:5]]
+    assert said == ["higher", "higher", "lower", "lower", "lower"]
+    wanted = [0.5 * ruled_out / 10 for ruled_out in (1, 0, 2, 0, 4, 0)]
+    assert [result.reward for result in results] == wanted
+
+
 @given(st.text(), st.integers(0, 2**64 - 1))
 def test_guessing_takes_any_text(text: str, seed: int) -> None:
     result = guessing(seed, shaping=1.0).step(Action(text=text))

@@ -98,6 +98,11 @@ def test_cycles(costs: dict[str, list[int]], wanted: list[dict[str, int]]) -> No
     assert found == wanted
 
 
+@pytest.mark.parametrize(("cost", "is_alone"), [(CYCLE, False), (CYCLE + 1, True)])
+def test_a_part_is_alone_if_no_cycle_holds_it(cost: int, is_alone: bool) -> None:
+    assert simulate({"a": [cost]}).cycle() == CycleShare({"a": 1}, is_alone=is_alone)
+
+
 def test_who_must_be_alone_is_alone_and_not_twice_in_a_row() -> None:
     simulation = simulate({"a": [10], "b": [10], "c": [10] * 8}, alone=frozenset("ab"), horizon=1)
     found = [
