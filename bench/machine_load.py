@@ -1,18 +1,15 @@
-"""How much else the machine did meanwhile, and how long its disk takes for an fsync."""
+"""How much else the machine did meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-
-_NUM_FSYNCS = 21
 
 
 class NoiseMeter:
@@ -43,20 +40,6 @@ class NoiseMeter:
 
     def _steal_s(self) -> float:
         return float(psutil.cpu_times().steal)
-
-
-def fsync_ms(folder: Path) -> float:
-    """Return the median time to append 4 KiB to a file and make it durable."""
-    path = folder / "fsync"
-    durations_s = []
-    with path.open("wb", buffering=0) as file:
-        for _ in range(_NUM_FSYNCS):
-            begin_s = time.perf_counter()
-            file.write(b"x" * 4096)
-            os.fsync(file.fileno())
-            durations_s.append(time.perf_counter() - begin_s)
-    path.unlink()
-    return round(statistics.median(durations_s) * 1e3, 2)
 
 
 def process_cpu_s(pid: int) -> float:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.support.memory import peak_mib
 
 import tinsmith
 from bench import report
+from bench.paired_runs import ratios
 from bench.static_loop import StaticLoop
 from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
 from tinsmith_engine.base.memory import keep_freed_memory
@@ -128,24 +128,6 @@ class Service:
         result = self._sampler.sample(prompts[0].tolist(), len(prompts), params).result()
         if any(len(one.tokens) != SAMPLED_TOKENS for one in result.sequences):
             raise RuntimeError("a completion ended early")
-
-
-def ratios(
-    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
-) -> tuple[list[float], float]:
-    """Return the speeds of ours over theirs, in turns, and the seconds of our best turn."""
-    ours()
-    theirs()
-    found, best_s = [], float("inf")
-    for _ in range(repeats):
-        begin_s = time.perf_counter()
-        theirs()
-        middle_s = time.perf_counter()
-        ours()
-        ours_s = time.perf_counter() - middle_s
-        found.append((middle_s - begin_s) / ours_s)
-        best_s = min(best_s, ours_s)
-    return found, best_s
 
 
 def service_rows(model_dir: Path, folder: Path, repeats: int) -> list[report.Row]:

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bench import report
-from bench.paired_runs import build_model
+from bench.paired_runs import build_model, ratios
 from bench.static_loop import StaticLoop
 from tinsmith_engine import Engine, LoraConfig, Sampler, SampleRequest, WeightVersion
 from tinsmith_engine.base.memory import keep_freed_memory
@@ -151,24 +151,6 @@ class Generate:
                 do_sample=False,
                 pad_token_id=0,
             )
-
-
-def ratios(
-    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
-) -> tuple[list[float], float]:
-    """Return the seconds of theirs over those of ours, in turns, and those of our best turn."""
-    for call in (ours, theirs):
-        call()
-    found, best_s = [], float("inf")
-    for _ in range(repeats):
-        begin_s = time.perf_counter()
-        theirs()
-        middle_s = time.perf_counter()
-        ours()
-        ours_s = time.perf_counter() - middle_s
-        found.append((middle_s - begin_s) / ours_s)
-        best_s = min(best_s, ours_s)
-    return found, best_s
 
 
 def decode_rows(
