@@ -19,18 +19,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a page is stale")
     is_check = parser.parse_args().check
-    stale = []
+    problems = []
     for module in _MADE:
         try:
             text = module.page()
         except ValueError as error:
-            sys.exit(str(error))
+            problems.append(str(error))
+            continue
         if not is_check:
             module.PAGE.write_text(text, encoding="utf-8")
         elif not module.PAGE.exists() or module.PAGE.read_text(encoding="utf-8") != text:
-            stale.append(module.PAGE.name)
-    if stale:
-        sys.exit(f"docs/{', '.join(stale)}: stale; run make docs")
+            problems.append(f"docs/{module.PAGE.name} is stale: run make docs")
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +55,7 @@ def page() -> str:
     """Return the text of the page.
 
     Raises:
-        SystemExit: If a bound is not listed, or what is listed does not exist.
+        ValueError: If a bound is not listed, or what is listed does not exist.
     """
     lines = [_HEAD]
     for pod, config_class in PODS.items():
@@ -91,7 +90,7 @@ def _rows_of(pod: str, config_class: type[Any]) -> Iterator[str]:
     found = {_field_of(setting): setting for setting in settings_of(config_class)}
     for name, (beyond, whom) in _LISTED["settings"].get(pod, {}).items():
         if name not in found:
-            sys.exit(f"docs/limits.toml lists {pod}.{name}, which is no setting")
+            raise ValueError(f"docs/limits.toml lists {pod}.{name}, which is no setting")
         setting = found[name]
         value = _shown(name, _default_of(config_class, name))
         yield _row(setting.meaning, value, f"`{setting.variable}`", beyond, whom)
@@ -109,7 +108,7 @@ def _rows_of_constants(pod: str) -> Iterator[str]:
         path, name = place.split(":")
         values = dict(_constants_in(_root_of(pod) / path))
         if name not in values:
-            sys.exit(f"docs/limits.toml lists {pod}/{place}, which is no constant")
+            raise ValueError(f"docs/limits.toml lists {pod}/{place}, which is no constant")
         yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond, whom)
 
 
@@ -117,7 +116,7 @@ def _rows_measured() -> Iterator[str]:
     for place, done, asked, alone_s, beside_s, memory_mib in _LISTED["measured"]["rows"]:
         pod, path = place.split("/", 1)
         if path not in _LISTED["constants"].get(pod, {}):
-            sys.exit(f"docs/limits.toml has a time of {place}, which is no bound there")
+            raise ValueError(f"docs/limits.toml has a time of {place}, which is no bound there")
         name, grown = place.split(":")[1], f"{memory_mib:,}" if memory_mib >= 0 else ""
         yield f"| `{name}` | {done} | {asked} | {alone_s:g} | {beside_s:g} | {grown} |"
 
@@ -128,9 +127,11 @@ def _root_of(pod: str) -> Path:
 
 def _row(meaning: str, value: str, setting: str, beyond: str, whom: str) -> str:
     if whom not in WHOM:
-        sys.exit(f"docs/limits.toml: a bound is of {', '.join(sorted(WHOM))}, not of {whom!r}")
+        raise ValueError(
+            f"docs/limits.toml: a bound is of {', '.join(sorted(WHOM))}, not of {whom!r}"
+        )
     if beyond not in _ACTS and beyond not in _reasons():
-        sys.exit(f"docs/limits.toml: {beyond} is no reason of an error")
+        raise ValueError(f"docs/limits.toml: {beyond} is no reason of an error")
     shown = meaning.replace("|", chr(92) + "|")
     return f"| {shown} | {value} | {whom} | {setting} | {beyond} |"
 
@@ -140,7 +141,7 @@ def _check_complete() -> None:
         known = _LISTED["settings"].get(pod, {}).keys() | set(_LISTED["inner"]["settings"])
         for setting in settings_of(config_class):
             if _field_of(setting).startswith("max_") and _field_of(setting) not in known:
-                sys.exit(f"docs/limits.toml does not say what is beyond {setting.variable}")
+                raise ValueError(f"docs/limits.toml does not say what is beyond {setting.variable}")
     listed = {f"{pod}/{place}" for pod, places in _LISTED["constants"].items() for place in places}
     exist = set()
     for pod in sorted(path.name for path in SERVICES.iterdir() if path.is_dir()):
@@ -152,9 +153,9 @@ def _check_complete() -> None:
                 if _IS_BOUND.fullmatch(name)
             }
     for place in sorted(exist - listed - set(_LISTED["inner"]["constants"])):
-        sys.exit(f"docs/limits.toml does not list the bound {place}")
+        raise ValueError(f"docs/limits.toml does not list the bound {place}")
     for place in sorted(set(_LISTED["inner"]["constants"]) - exist):
-        sys.exit(f"docs/limits.toml lists {place}, which is no constant")
+        raise ValueError(f"docs/limits.toml lists {place}, which is no constant")
 
 
 def _constants_in(path: Path) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,6 @@ fail.
 from __future__ import annotations
 
 import importlib
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -95,14 +94,14 @@ def page() -> str:
     """Return the text of the page.
 
     Raises:
-        SystemExit: If a metric has no note, or a note no metric.
+        ValueError: If a metric has no note, or a note no metric.
     """
     metrics, notes = declared(), reading_notes()
     names = {metric.name for metric in metrics}
     problems = [f"{name} says not how to read it" for name in sorted(names - notes.keys())]
     problems += [f"{name} is no metric" for name in sorted(notes.keys() - names)]
     if problems:
-        sys.exit("docs/metrics.toml: " + "; ".join(problems))
+        raise ValueError("docs/metrics.toml: " + "; ".join(problems))
     lines = [_HEAD]
     by_run = [metric for metric in metrics if metric.name.startswith(_RUN)]
     lines += [*_table("By run", by_run, notes, with_pod=True)]

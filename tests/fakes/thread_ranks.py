@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tinsmith_engine.distributed.process_group import Pending, Ranks
+from tinsmith_engine.distributed.process_group import Pending, RankFault, Ranks
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 ResultT = TypeVar("ResultT")
 
 
@@ -57,11 +57,17 @@ class ThreadRanks(Ranks):
     def _together(self, mine: Any, use: Callable[[list[Any]], ResultT]) -> ResultT:
         """Return what a function finds in the values that all ranks give."""
         self._given[self.rank] = mine
-        self._barrier.wait()
+        self._meet()
         found = use(list(self._given))
         # None goes on to change what others still read.
-        self._barrier.wait()
+        self._meet()
         return found
+
+    def _meet(self) -> None:
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise RankFault("another rank is gone") from error
 
 
 def run_as_threads(run: Callable[[Ranks], ResultT], world_size: int = 2) -> list[ResultT]:
@@ -79,7 +85,7 @@ def run_as_threads(run: Callable[[Ranks], ResultT], world_size: int = 2) -> list
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(run_one, rank) for rank in range(world_size)]
     failures = [future.exception() for future in futures]
-    known = [each for each in failures if not isinstance(each, threading.BrokenBarrierError)]
+    known = [each for each in failures if not isinstance(each, RankFault)]
     for failure in filter(None, [*known, *failures]):
         raise failure
     return [future.result() for future in futures]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.health import HealthServer
-from tinsmith_controller.pod import ControllerPod
+from tinsmith_controller.pod import ControllerPod, open_pod
 from tinsmith_runtime.observability.metrics import MetricsServer
 from tinsmith_runtime.pod.main import end_at_once, run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
@@ -15,25 +16,24 @@ from tinsmith_runtime.rpc.server import wait_for_signal
 
 async def _serve(config: ControllerConfig) -> None:
     stopped = asyncio.create_task(wait_for_signal())
-    pod = await asyncio.to_thread(ControllerPod, config, on_lost=_exit_lost)
-    metrics = MetricsServer.start(config.metrics_address) if config.metrics_address else None
-    health = (
-        HealthServer(config.health_address, is_alive=lambda: pod.is_alive)
-        if config.health_address
-        else None
-    )
-    if health is not None:
-        health.start()
-    running = asyncio.create_task(asyncio.to_thread(pod.run))
-    await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.to_thread(pod.stop)
-    try:
+    pod: ControllerPod | None = None
+    with contextlib.ExitStack() as servers:
+        # They answer while the API server is waited for: no probe ends a process that waits.
+        if config.metrics_address:
+            servers.callback(MetricsServer.start(config.metrics_address).stop)
+        if config.health_address:
+            health = HealthServer(
+                config.health_address, is_alive=lambda: pod is None or pod.is_alive
+            )
+            health.start()
+            servers.callback(health.stop)
+        pod = await open_pod(config, stopped, on_lost=_exit_lost)
+        if pod is None:
+            return
+        running = asyncio.create_task(asyncio.to_thread(pod.run))
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(pod.stop)
         await running
-    finally:
-        if health is not None:
-            health.stop()
-        if metrics is not None:
-            metrics.stop()
 
 
 def _exit_lost() -> None:

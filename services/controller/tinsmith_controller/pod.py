@@ -6,6 +6,7 @@ assignment of nodes is one more key of their queue.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import functools
 import logging
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tinsmith.backoff import backoff
 from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment_loop import AssignmentLoop
 from tinsmith_controller.config import ControllerConfig
@@ -42,6 +44,7 @@ _ASSIGN = NamespacedName("Assignment", "", "")
 _GRPC_PROBES_SINCE = 24
 _STOP_TIMEOUT_S = 20.0
 _STUCK_S = 120.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 
 
 class ControllerPod:
@@ -52,6 +55,9 @@ class ControllerPod:
         on_lost: Called if another replica took over, or may have; the process must end.
         scheduler: The scheduler; by default the one of the settings.
         now: The time of day.
+
+    Raises:
+        ApiError: If the API server does not say its version.
     """
 
     def __init__(
@@ -240,11 +246,34 @@ class ControllerPod:
                 logger.exception("keys of deleted jobs were not revoked by a bug")
 
 
+async def open_pod(
+    config: ControllerConfig, stopped: asyncio.Future[None], *, on_lost: Callable[[], None]
+) -> ControllerPod | None:
+    """Return a replica once the API server answers; None if it was stopped before.
+
+    Args:
+        config: Its settings; `sync_timeout_s` is how long the server is asked again.
+        stopped: Done when the process is to end.
+        on_lost: See `ControllerPod`.
+
+    Raises:
+        ConfigError: If the server refuses, or does not answer in time.
+    """
+    end_s = time.monotonic() + config.sync_timeout_s
+    for pause_s in backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+        try:
+            return await asyncio.to_thread(ControllerPod, config, on_lost=on_lost)
+        except ApiError as failure:
+            if not failure.may_pass or time.monotonic() + pause_s > end_s:
+                raise ConfigError(f"the Kubernetes API does not answer: {failure}") from failure
+            logger.warning("the Kubernetes API is asked again", extra={"problem": str(failure)})
+        await asyncio.wait((stopped,), timeout=pause_s)
+        if stopped.done():
+            return None
+    raise AssertionError("pauses have no end")
+
+
 def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
-    try:
-        minor = cluster.wait_minor_version(config.sync_timeout_s)
-    except ApiError as error:
-        raise ConfigError(f"the Kubernetes API does not answer: {error}") from error
     return Deployment(
         scheduler_address=config.scheduler_address,
         gateway_address=config.gateway_address,
@@ -264,5 +293,5 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         volume_size=config.volume_size,
         cache_size=config.cache_size,
         device=config.device,
-        has_grpc_probes=minor >= _GRPC_PROBES_SINCE,
+        has_grpc_probes=cluster.minor_version() >= _GRPC_PROBES_SINCE,
     )

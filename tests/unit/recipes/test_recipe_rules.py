@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tinsmith.cli.recipe_settings import settings_of
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl, rl_episodes, supervised
 from tinsmith.recipes.experiment.health import Health
@@ -75,3 +77,17 @@ def test_a_kl_that_stays_high_is_told_once() -> None:
         health.note_kl(0.02)
     assert len(said) == 1
     assert "above 0.01 in the last 3 steps" in said[0]
+
+
+def test_a_recipe_of_your_own_shows_the_settings_that_it_inherits() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Same(supervised.Config):
+        """Sets nothing itself."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(supervised.Config):
+        rank: int = 4
+        extra: str = ""
+
+    assert {each.name for each in settings_of(Same)} == {f.name for f in fields(supervised.Config)}
+    assert [each.name for each in settings_of(Own)][:2] == ["rank", "extra"]

@@ -62,12 +62,13 @@ class ThreadChild:
 
     returncode = 0
     """Nothing is left to kill."""
-    pids = itertools.count(1)
+    pids = itertools.count(2**30)
+    """Numbers that no process has."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.pid = next(self.pids)
         self._connection = connection
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     async def wait(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def settings_of(config_class: type[Any]) -> Iterator[RecipeSetting]:
     """Yield the settings of a recipe: what its `Config` has or sets itself, then the others."""
     meanings = field_docstrings(config_class)
     hints = typing.get_type_hints(config_class)
-    own = vars(config_class)["__annotations__"]
+    own = inspect.get_annotations(config_class)
     for field in sorted(dataclasses.fields(config_class), key=lambda each: each.name not in own):
         meaning = meanings.get(field.name) or meaning_of(field.name)
         yield RecipeSetting(

@@ -22,8 +22,8 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import whole_checkpoint
 from tinsmith.recipes.experiment.beginnings import tokenizer_of
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.settings import RewardedConfig
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.prompts import PromptSet, load_prompts
 from tinsmith.recipes.teacher_source import Teacher, TeacherConfig, TeacherSource

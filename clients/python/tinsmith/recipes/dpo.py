@@ -30,9 +30,9 @@ from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
 from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
-from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.lengths import REFUSE, fit_length
 from tinsmith.recipes.tasks.preferences import PreferencePair, load_preferences

@@ -25,11 +25,11 @@ from tinsmith.recipes.experiment.json_files import write_json, write_lines
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rules import check_settings
 from tinsmith.recipes.experiment.run_log import METRICS
+from tinsmith.recipes.experiment.settings import PlayConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.rewarded_source import RewardedData, check_judge
-from tinsmith.recipes.settings import PlayConfig
 from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.sampling.sampler_forms import Sampler
 

@@ -21,7 +21,7 @@ from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import open_log, say_finished
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.steps_ahead import SentStep, train_ahead
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example

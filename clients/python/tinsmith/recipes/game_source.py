@@ -20,9 +20,9 @@ import numpy as np
 
 from tinsmith.games import GameOverError, League, LeaguePlayer, Player, TableInstance, sit_down
 from tinsmith.recipes.experience import Experience, Scores, answers_of, length_metrics
+from tinsmith.recipes.experiment.settings import GameConfig
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.scripted_sampler import ScriptedSampler
-from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask, check_script, load_game
 from tinsmith.rollouts import (
     Conversation,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith.recipes.experiment.schedules import linear_schedule
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.training.custom_loss import CustomLoss
 from tinsmith.training.run_forms import TrainingRun

@@ -24,11 +24,11 @@ from tinsmith.recipes.agents import RecipeAgent
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.settings import GameConfig
 from tinsmith.recipes.game_source import load_game_of
 from tinsmith.recipes.match_source import MatchSource, MatchSourceConfig
 from tinsmith.recipes.match_table import OPPONENT, MakePlayer, MatchTable
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import (
     AGENTS,
     GameTask,

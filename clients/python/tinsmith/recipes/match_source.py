@@ -35,12 +35,12 @@ from tinsmith.recipes.experiment.resume import (
     save_named,
     unique_name,
 )
+from tinsmith.recipes.experiment.settings import GameConfig
 from tinsmith.recipes.game_source import GameSource, LearnedGame
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.match_table import MatchTable, PlayedSeat
 from tinsmith.recipes.named_source import EnvironmentPlan, NamedSource
-from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import AGENTS, GameTask
 from tinsmith.rollouts import (
     DatumArrays,

@@ -17,8 +17,8 @@ from tinsmith.environments.naming import NamedEnvironment
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import SeededSource
 from tinsmith.recipes.experience import SourceConfig
+from tinsmith.recipes.experiment.settings import PlayConfig
 from tinsmith.recipes.kept_rollouts import KEEP_NOTHING, VALIDATION, RolloutKeeper
-from tinsmith.recipes.settings import PlayConfig
 from tinsmith.rollouts import EnvironmentTask, GroupConfig, GroupResult
 from tinsmith.rollouts.keeping import kind_of
 from tinsmith.rollouts.play_calls import Place, check_place

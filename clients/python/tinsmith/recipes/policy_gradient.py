@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith.recipes.experience import Experience
+from tinsmith.recipes.experiment.settings import RewardedConfig
 from tinsmith.recipes.gradient_step import SubmittedStep, submit_data
-from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.training.run_forms import TrainingRun
 from tinsmith.types import FloatArray
 

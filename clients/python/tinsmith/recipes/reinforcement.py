@@ -30,6 +30,7 @@ from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
+from tinsmith.recipes.experiment.settings import RewardedConfig
 from tinsmith.recipes.gradient_step import rate_of, submit_data
 from tinsmith.recipes.policy_gradient import (
     KL,
@@ -39,7 +40,6 @@ from tinsmith.recipes.policy_gradient import (
     wait_for_imitation,
     wait_for_step,
 )
-from tinsmith.recipes.settings import RewardedConfig
 from tinsmith.rollouts import DatumArrays
 from tinsmith.tracing import spans
 from tinsmith.training.run_forms import TrainingRun

@@ -8,8 +8,8 @@ from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import SourceConfig
+from tinsmith.recipes.experiment.settings import PlayConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
-from tinsmith.recipes.settings import PlayConfig
 from tinsmith.recipes.tasks.own_reward import RewardedPrompts, judged_by, load_reward
 from tinsmith.rollouts.judge import INSTRUCTION, Judge
 from tinsmith.sampling.sampler_forms import Sampler

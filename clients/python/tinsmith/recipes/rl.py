@@ -20,12 +20,12 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.environment_source import EnvironmentSource
 from tinsmith.recipes.experience import Source, SourceConfig
 from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.settings import PlayConfig, RewardedConfig
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.named_source import NamedSource, plan_environments
 from tinsmith.recipes.problem_source import ProblemSource
 from tinsmith.recipes.reinforcement import About, Summary, learn
 from tinsmith.recipes.rewarded_source import RewardedData, check_judge
-from tinsmith.recipes.settings import PlayConfig, RewardedConfig
 from tinsmith.recipes.tasks.geometry_tasks import load_geometry
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.recipes.tasks.rl_problems import load_problems

@@ -45,11 +45,11 @@ from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.pictures import Picture
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import RunLog, open_log, say_finished
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.gradient_step import SubmittedStep, rate_of, submit_data
 from tinsmith.recipes.kept_episodes import EpisodeKeeper, end_of
 from tinsmith.recipes.kept_rollouts import TRAIN, VALIDATION, RolloutKeeper
 from tinsmith.recipes.policy_gradient import compare_logprobs
-from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
 from tinsmith.tracing import spans

@@ -20,11 +20,11 @@ from tinsmith.recipes.experience import Experience, Scores, Source
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.settings import GameConfig
 from tinsmith.recipes.game_source import SELF, GameSource, load_game_of
 from tinsmith.recipes.kept_rollouts import RolloutKeeper
 from tinsmith.recipes.opponents import LEAGUE, Opponents
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.tasks.agent_games import GameTask, check_script
 from tinsmith.rollouts import DatumArrays
 from tinsmith.rollouts.adapters import ServiceSampler

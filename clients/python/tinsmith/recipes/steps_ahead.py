@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from tinsmith.recipes.experiment.interrupts import uninterrupted
 from tinsmith.recipes.experiment.resume import ResumableRun
 from tinsmith.recipes.experiment.run_log import RunLog
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.gradient_step import SubmittedStep
-from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.types import ForwardBackwardOutput
 
 

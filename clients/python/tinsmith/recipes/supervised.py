@@ -16,9 +16,9 @@ from tinsmith.recipes.experiment.curves import Curve
 from tinsmith.recipes.experiment.display import show_weights
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.rates import choose_rate, with_rate
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.fitting import Summary, fit
 from tinsmith.recipes.gradient_step import rate_of, submit_data
-from tinsmith.recipes.settings import TrainingConfig
 from tinsmith.recipes.steps_ahead import SentStep
 from tinsmith.recipes.tasks.conversations import Conversation, read_conversations
 from tinsmith.recipes.tasks.row_layouts import ASSISTANT

@@ -26,11 +26,11 @@ from tinsmith.recipes.experiment.resume import (
     save_named,
     unique_name,
 )
+from tinsmith.recipes.experiment.settings import GameConfig
 from tinsmith.recipes.game_source import GameSource, load_game_of
 from tinsmith.recipes.kept_rollouts import TRAIN, RolloutKeeper
 from tinsmith.recipes.kept_states import KeptStates
 from tinsmith.recipes.reinforcement import About, Summary, learn
-from tinsmith.recipes.settings import GameConfig
 from tinsmith.recipes.shared_games import play_shared_games
 from tinsmith.recipes.tasks.agent_games import GameTask
 from tinsmith.rollouts import DatumArrays, RoleBaselines

@@ -7,9 +7,7 @@ they know neither our resources nor the fields of other versions of the server.
 from __future__ import annotations
 
 import json
-import logging
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +16,9 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from tinsmith.backoff import backoff
 from tinsmith_controller.metrics import API_REQUESTS
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -31,8 +26,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _LEASE_TIMEOUT_S = 3.0
 _WATCH_SLACK_S = 30.0
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_VERSION_TIMEOUT_S = 5.0
 _PAGE_SIZE = 500
 _JSON = "application/json"
 _USER_AGENT = "tinsmith-controller"
@@ -57,6 +51,11 @@ class ApiError(Exception):
     def is_outcome_unknown(self) -> bool:
         """Whether a write may have been done, or be done later: the server did not say no."""
         return self.status in (0, 408) or self.status >= 500
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be answered later: the server is away, or has too much."""
+        return self.is_outcome_unknown or self.status == 429
 
     @property
     def is_not_found(self) -> bool:
@@ -159,23 +158,9 @@ class Cluster:
         """Close the connections."""
         self._client.close()
 
-    def wait_minor_version(self, timeout_s: float) -> int:
-        """Return the minor version of the server, 20 for 1.20, once it answers.
-
-        Raises:
-            ApiError: If it refuses, or has not answered in time.
-        """
-        end_s = time.monotonic() + timeout_s
-        for pause_s in backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
-            try:
-                answer = self._call("GET", "/version")
-            except ApiError as failure:
-                if not failure.is_outcome_unknown or time.monotonic() + pause_s > end_s:
-                    raise
-                logger.warning("the API server is asked again", extra={"problem": str(failure)})
-                time.sleep(pause_s)
-            else:
-                break
+    def minor_version(self) -> int:
+        """Return the minor version of the server: 20 for 1.20."""
+        answer = self._call("GET", "/version", read_timeout_s=_VERSION_TIMEOUT_S)
         digits = "".join(filter(str.isdigit, str(answer.get("minor", ""))))
         return int(digits or 0)
 
@@ -274,6 +259,7 @@ class Cluster:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         content_type: str = _JSON,
+        read_timeout_s: float = _READ_TIMEOUT_S,
     ) -> Json:
         is_lease = LEASES.plural in path.split("/")
         is_write = method != "GET" and not is_lease
@@ -286,7 +272,7 @@ class Cluster:
             body=body,
             content_type=content_type,
             # A lease that is not renewed in time is lost; a stalled connection must not cost it.
-            read_timeout_s=_LEASE_TIMEOUT_S if is_lease else _READ_TIMEOUT_S,
+            read_timeout_s=_LEASE_TIMEOUT_S if is_lease else read_timeout_s,
         )
         try:
             content = response.read()

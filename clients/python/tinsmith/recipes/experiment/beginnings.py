@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_forms import TrainingRun

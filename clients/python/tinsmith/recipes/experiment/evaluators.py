@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.sampling.sampler_forms import Sampler
 from tinsmith.training.run_forms import TrainingRun
 from tinsmith.user_code import load_object

@@ -37,7 +37,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import shorten
 from tinsmith.recipes.experiment.json_files import append_line, damaged, read_json, write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.recipes.tasks.hub_data import data_name
 from tinsmith.rollouts.records.files import SUFFIXES
 from tinsmith.whole_files import sha256_of

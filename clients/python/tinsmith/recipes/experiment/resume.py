@@ -27,7 +27,7 @@ from tinsmith.recipes.experiment.beginnings import create_run
 from tinsmith.recipes.experiment.experiment import Experiment
 from tinsmith.recipes.experiment.json_files import write_json
 from tinsmith.recipes.experiment.observer import Observer, SavedState
-from tinsmith.recipes.settings import TrainingConfig
+from tinsmith.recipes.experiment.settings import TrainingConfig
 from tinsmith.training.run_forms import TrainingRun
 
 ValueT = TypeVar("ValueT")

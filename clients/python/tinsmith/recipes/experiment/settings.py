@@ -1,6 +1,6 @@
 """Settings that recipes share; the `Config` of a recipe adds its own, and its own defaults.
 
-A name means the same in every recipe. What has no sentence here has one in `experiment.rules`.
+A name means the same in every recipe. What has no sentence here has one in `rules`.
 """
 
 from __future__ import annotations
