@@ -11,7 +11,8 @@ TEST_WORKERS ?= logical
 # Tests of the gate wait for a third of their time, for answers and deadlines: three for two cores.
 GATE_WORKERS ?= $(if $(filter logical,$(TEST_WORKERS)),$(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))),$(TEST_WORKERS))
 JOB_TESTS := $(addprefix tests/e2e/test_,training_jobs.py job_methods.py agent_jobs.py job_kills.py samples.py sample_runs.py)
-TEST_ENV := PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
+# Workers and the processes that tests start share compiled modules, whatever the machine's own setting.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 OMP_NUM_THREADS=$(TEST_THREADS) OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
 # Where mypy keeps what it knows; /dev/null checks everything anew.
 MYPY_CACHE ?= .mypy_cache

@@ -1,5 +1,6 @@
 """Fixtures and settings of all tests."""
 
+import gc
 import random
 import shutil
 import signal
@@ -73,6 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker(QUARANTINE)]
         items[:] = [item for item in items if not item.get_closest_marker(QUARANTINE)]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of every later look of the collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
