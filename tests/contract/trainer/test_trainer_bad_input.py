@@ -1,7 +1,7 @@
 """Bad input: each row is refused with its meaning, and no other run notices.
 
-What is wrong with a batch alone is a row of `tests/unit/engine/test_batches.py`; here is one of
-each reason.
+What is wrong with a batch, with hyper-parameters or with a configuration alone is a row of
+`tests/unit/engine/`, a damaged file one of `test_runtime_manifests.py`; here is one of each reason.
 """
 
 from __future__ import annotations
@@ -78,12 +78,6 @@ def adopt(name: str = "projects/p/trainingRuns/new", **options: Any) -> Any:
     return lambda run: run.rig.adopt(name, **options)
 
 
-def with_tokens(tensor: tensors_pb2.Tensor) -> trajectories_pb2.Datum:
-    datum = make_datum()
-    datum.model_input.chunks[0].tokens.CopyFrom(tensor)
-    return datum
-
-
 def with_weights(tensor: tensors_pb2.Tensor) -> trajectories_pb2.Datum:
     datum = make_datum()
     datum.loss_inputs["weights"].CopyFrom(tensor)
@@ -96,12 +90,6 @@ def image() -> trajectories_pb2.Datum:
         trajectories_pb2.ImageChunk(data=b"png", format="png")
     )
     return datum
-
-
-def weights_with(value: float) -> trajectories_pb2.Datum:
-    weights_T = np.ones(6, np.float32)
-    weights_T[4] = value
-    return make_datum(weights=weights_T)
 
 
 async def unknown_run(run: RunClient) -> Any:
@@ -169,11 +157,6 @@ async def saved_then_damaged(run: RunClient, damage: Callable[[Path], None]) -> 
     return await run.load(checkpoint.name)
 
 
-def truncate(folder: Path) -> None:
-    path = folder / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
-
-
 def flip_a_bit(folder: Path) -> None:
     path = folder / "optimizer.safetensors"
     content = bytearray(path.read_bytes())
@@ -184,10 +167,6 @@ def flip_a_bit(folder: Path) -> None:
 def edit_manifest(folder: Path) -> None:
     path = folder / "manifest.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
-
-
-def remove_file(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").unlink()
 
 
 def damaged(damage: Callable[[Path], None]) -> Callable[[RunClient], Awaitable[Any]]:
@@ -247,7 +226,6 @@ def tensor(shape: list[int], data: bytes, dtype: int = tensors_pb2.DTYPE_FLOAT32
 
 NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"
 PRECONDITION, EXHAUSTED = "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"
-ADAM_NAMES = ("learning_rate", "grad_clip_norm")
 
 ROWS = {
     # Names.
@@ -287,17 +265,9 @@ ROWS = {
     "foreign-checkpoint": Row(
         load_foreign, NOT_FOUND, "CHECKPOINT_NOT_FOUND", ("list checkpoints",), {"checkpoint": ...}
     ),
-    "checkpoint-name-malformed": Row(
-        lambda run: run.load("no/name"), INVALID, "INVALID_FIELD", ("checkpoint must be",),
-        {"field": "checkpoint"},
-    ),
     "unknown-operation": Row(
         get_operation("77"), NOT_FOUND, "OPERATION_NOT_FOUND", ("operation 77", "not accepted"),
         {"sequence_number": "77"}, consumes=False,
-    ),
-    "operation-name-word": Row(
-        get_operation("first"), INVALID, "INVALID_FIELD", ("sequence number",), {"field": "name"},
-        consumes=False,
     ),
     "operation-name-absurd": Row(
         get_operation("9" * 40), INVALID, "INVALID_FIELD", ("sequence number",),
@@ -315,47 +285,13 @@ ROWS = {
         ("[1]", "100000", "position 2", "vocabulary"),
         {"field": ..., "token": "100000"},
     ),
-    "lengths-differ": Row(
-        batch(make_datum(weights=np.ones(5, np.float32))),
-        INVALID,
-        "SHAPE_MISMATCH",
-        ("weights", "[5]", "6 tokens"),
-        {"field": ...},
-    ),
-    "three-dimensional": Row(
-        batch(make_datum(weights=np.ones((6, 1, 1), np.float32))),
-        INVALID,
-        "SHAPE_MISMATCH",
-        ("weights", "shape [T] or [T, K]", "[6, 1, 1]"),
-        {"field": 'data[0].loss_inputs["weights"]'},
-    ),
-    "many-dimensions": Row(
-        batch(with_weights(tensor([1] * 70, b"\0" * 4))), INVALID, "SHAPE_MISMATCH", ("weights",),
-        {"field": 'data[0].loss_inputs["weights"]'},
-    ),
-    "absurd-shape": Row(
-        batch(with_weights(tensor([0, 2**62, 2**62], b""))), INVALID, "SHAPE_MISMATCH",
-        ("weights",), {"field": 'data[0].loss_inputs["weights"]'},
-    ),
     "shape-without-data": Row(
         batch(with_weights(tensor([2**20], b"\0" * 8))), INVALID, "SHAPE_MISMATCH",
         ("weights", "8 bytes"), {"field": 'data[0].loss_inputs["weights"]'},
     ),
-    "dtype-unknown": Row(
-        batch(with_weights(tensor([6], b"\0" * 24, 0))), INVALID, "SHAPE_MISMATCH",
-        ("dtype",), {"field": 'data[0].loss_inputs["weights"]'},
-    ),
-    "tokens-are-floats": Row(
-        batch(with_tokens(tensor([6], b"\0" * 24))), INVALID, "SHAPE_MISMATCH",
-        ("must be int64 or int32",), {"field": "data[0].model_input.chunks[0].tokens"},
-    ),
     "image": Row(
         batch(image()), INVALID, "INVALID_FIELD", ("no images",),
         {"field": "data[0].model_input.chunks[1]"},
-    ),
-    "nan": Row(
-        batch(weights_with(NAN)), INVALID, "NOT_FINITE", ("weights", "nan", "position 4"),
-        {"field": ...},
     ),
     # Batches.
     "empty-batch": Row(
@@ -422,23 +358,9 @@ ROWS = {
         no_gradient, PRECONDITION, "NO_GRADIENT", ("no gradient", "forward_backward first"),
         {"run": ...},
     ),
-    **{
-        f"adam-nan-{name}": Row(
-            adam(**{name: NAN}), INVALID, "NOT_FINITE", (f"adam.{name}",),
-            {"field": f"adam.{name}"},
-        )
-        for name in ADAM_NAMES
-    },
-    **{
-        f"adam-negative-{name}": Row(
-            adam(**{name: -1.0}), INVALID, "INVALID_FIELD", (f"adam.{name}", "-1"),
-            {"field": f"adam.{name}"},
-        )
-        for name in ADAM_NAMES
-    },
-    "adam-beta-one": Row(
-        adam(beta1=1.0), INVALID, "INVALID_FIELD", ("adam.beta1", "[0, 1)"),
-        {"field": "adam.beta1"},
+    "adam-nan": Row(
+        adam(learning_rate=NAN), INVALID, "NOT_FINITE", ("adam.learning_rate",),
+        {"field": "adam.learning_rate"},
     ),
     "adam-missing": Row(
         lambda run: run.call(
@@ -456,22 +378,6 @@ ROWS = {
     "rank-absurd": Row(
         adopt(rank=1_000_000), INVALID, "INVALID_FIELD", ("lora.rank", "1 to 128", "1000000"),
         {"field": "lora.rank"}, consumes=False,
-    ),
-    "rank-zero": Row(
-        adopt(rank=0), INVALID, "INVALID_FIELD", ("lora.rank",), {"field": "lora.rank"},
-        consumes=False,
-    ),
-    "alpha-nan": Row(
-        adopt(alpha=NAN), INVALID, "INVALID_FIELD", ("lora.alpha",), {"field": "lora.alpha"},
-        consumes=False,
-    ),
-    "seed-too-large": Row(
-        adopt(seed=2**64 - 1), INVALID, "INVALID_FIELD", ("lora.seed",), {"field": "lora.seed"},
-        consumes=False,
-    ),
-    "nothing-trained": Row(
-        adopt(train_attention=False, train_mlp=False), INVALID, "INVALID_FIELD",
-        ("trains no layer",), {"field": "lora"}, consumes=False,
     ),
     "adapter-missing": Row(
         lambda run: run.rig.stub.AdoptRun(
@@ -496,14 +402,6 @@ ROWS = {
         with_key(lambda _: ()), "UNAUTHENTICATED", "KEY_MISSING", ("authorization: Bearer",),
         consumes=False,
     ),
-    "key-malformed": Row(
-        with_key(lambda _: bearer("tsk_x")), "UNAUTHENTICATED", "KEY_INVALID", ("tsk_<id>",),
-        consumes=False,
-    ),
-    "key-unknown": Row(
-        with_key(lambda _: bearer(str(ApiKey.generate()))), "UNAUTHENTICATED", "KEY_INVALID",
-        consumes=False,
-    ),
     "key-revoked": Row(
         with_key(revoked_key), "UNAUTHENTICATED", "KEY_REVOKED", ("revoked",), consumes=False
     ),
@@ -512,10 +410,6 @@ ROWS = {
         "PERMISSION_DENIED", "ROLE_MISSING", ("member",), {"role": "member"}, consumes=False,
     ),
     # Checkpoints.
-    "checkpoint-truncated": Row(
-        damaged(truncate), "DATA_LOSS", "CHECKPOINT_CORRUPT",
-        ("adapter_model.safetensors", "another checkpoint"), {"file": "adapter_model.safetensors"},
-    ),
     "checkpoint-edited": Row(
         damaged(flip_a_bit), "DATA_LOSS", "CHECKPOINT_CORRUPT",
         ("optimizer.safetensors", "SHA-256"), {"file": "optimizer.safetensors"},
@@ -523,10 +417,6 @@ ROWS = {
     "checkpoint-manifest-edited": Row(
         damaged(edit_manifest), "DATA_LOSS", "CHECKPOINT_CORRUPT", ("manifest.json", "changed"),
         {"file": "manifest.json"},
-    ),
-    "checkpoint-file-missing": Row(
-        damaged(remove_file), "DATA_LOSS", "CHECKPOINT_CORRUPT", ("missing",),
-        {"file": "adapter_model.safetensors"},
     ),
     "checkpoint-other-rank": Row(
         load_other_rank, PRECONDITION, "CHECKPOINT_INCOMPATIBLE", ("same configuration",),
@@ -548,32 +438,14 @@ ROWS = {
         lambda run: run.save("a", kind=0), INVALID, "INVALID_FIELD", ("KIND_TRAINING",),
         {"field": "kind"},
     ),
-    "checkpoint-labels": Row(
-        lambda run: run.save("a", labels={"note": "x" * 1025}), INVALID, "INVALID_FIELD",
-        ("labels", "1024"), {"field": "labels"},
-    ),
     # Lists.
     "page-size-negative": Row(
         list_operations(page_size=-1), INVALID, "INVALID_FIELD", ("page_size",),
         {"field": "page_size"}, consumes=False,
     ),
-    "page-token-word": Row(
-        list_operations(page_token="x"), INVALID, "INVALID_FIELD", ("page_token",),
-        {"field": "page_token"}, consumes=False,
-    ),
     "page-token-absurd": Row(
         list_operations(page_token="9" * 5000), INVALID, "INVALID_FIELD", ("page_token",),
         {"field": "page_token"}, consumes=False,
-    ),
-    "checkpoints-page-token": Row(
-        any_call(
-            "ListCheckpoints",
-            checkpoint_pb2.ListCheckpointsRequest(
-                parent="projects/p/trainingRuns/-", page_token="?"
-            ),
-        ),
-        INVALID, "INVALID_FIELD", ("page_token", "start without"), {"field": "page_token"},
-        consumes=False,
     ),
     "revision-negative": Row(
         lambda run: run.call(
@@ -585,19 +457,10 @@ ROWS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Scene:
-    """One pod for all rows, with a bystander and its bits."""
-
-    rig: TrainerRig
-    bystander: RunClient
-    bits: dict[str, bytes]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(
+async def rig(
     tmp_path_factory: pytest.TempPathFactory, engine_host: EngineHost
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[TrainerRig]:
     async with running_trainer(
         tmp_path_factory.mktemp("trainer"),
         engine_host,
@@ -609,7 +472,9 @@ async def scene(
         await bystander.step()
         # An accumulation that is open all the time.
         await bystander.wait(await bystander.forward_backward())
-        yield Scene(rig, bystander, await bystander.bits("before"))
+        before = await bystander.bits("before")
+        yield rig
+        assert await bystander.bits("after") == before
 
 
 async def failure(run: RunClient, call: Awaitable[Any]) -> TinsmithError:
@@ -630,8 +495,8 @@ async def failure(run: RunClient, call: Awaitable[Any]) -> TinsmithError:
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_bad_input(scene: Scene, name: str) -> None:
-    row, rig = ROWS[name], scene.rig
+async def test_bad_input(rig: TrainerRig, name: str) -> None:
+    row = ROWS[name]
     run = await rig.new_run(name)
     assert await run.step() == 1
 
@@ -650,15 +515,14 @@ async def test_bad_input(scene: Scene, name: str) -> None:
         operation = await run.get(number - 1)
         assert error_of(operation).reason == row.reason
     assert status.version == 1
-    # The run goes on with the next number, the service works, and the bystander has the same bits.
+    # The run goes on with the next number.
     run.next_number = number
     assert await run.step() == 2
-    assert await scene.bystander.bits(f"after-{name}") == scene.bits
     assert rig.fenced == []
 
 
-async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
-    rig, run = scene.rig, await scene.rig.new_run("random-bytes")
+async def test_random_bytes_are_never_an_untyped_error(rig: TrainerRig) -> None:
+    run = await rig.new_run("random-bytes")
     random = np.random.default_rng(0)
     files = (trainer_pb2, checkpoint_pb2, trainer_control_pb2)
     services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]

@@ -24,7 +24,9 @@ from tinsmith_engine.sampling.cache.prefix_cache import PromptKey
 from tinsmith_engine.sampling.decode.decode_step import CachedDecoding
 from tinsmith_engine.sampling.decode.token_selection import alternative_uniforms, uniform
 from tinsmith_runtime.errors import (
+    EmptyBatchError,
     InvalidFieldError,
+    NotFiniteInputError,
     ShapeMismatchError,
     TokenOutOfVocabularyError,
 )
@@ -372,6 +374,16 @@ def test_a_failed_prompt_gives_its_slots_back(
 @pytest.mark.parametrize(
     ("changes", "error", "field"),
     [
+        ({"prompt_tokens": []}, EmptyBatchError, "prompt_tokens"),
+        ({"temperature": float("nan")}, NotFiniteInputError, "temperature"),
+        ({"temperature": float("inf")}, NotFiniteInputError, "temperature"),
+        ({"temperature": -0.5}, InvalidFieldError, "temperature"),
+        ({"top_p": float("nan")}, NotFiniteInputError, "top_p"),
+        ({"top_p": 0.0}, InvalidFieldError, "top_p"),
+        ({"top_p": 1.5}, InvalidFieldError, "top_p"),
+        ({"num_samples": 0}, InvalidFieldError, "num_samples"),
+        ({"stop_strings": ["a", ""]}, InvalidFieldError, "stop_strings"),
+        ({"topk_prompt_logprobs": -1}, InvalidFieldError, "topk_prompt_logprobs"),
         ({"topk_sample_logprobs": -1}, InvalidFieldError, "topk_sample_logprobs"),
         ({"topk_sample_logprobs": VOCAB + 1}, InvalidFieldError, "topk_sample_logprobs"),
         ({"num_prompt_alternatives": -1}, InvalidFieldError, "num_prompt_alternatives"),
@@ -390,6 +402,10 @@ def test_a_failed_prompt_gives_its_slots_back(
             {"target_prompt_tokens": np.zeros((len(PROMPT), 1), np.int64)},
             ShapeMismatchError,
             "target_prompt_tokens",
+        ),
+        *(
+            ({"target_prompt_tokens": np.zeros(shape, np.int64)}, ShapeMismatchError, "target_prom")
+            for shape in ((3,), (len(PROMPT) - 1, 0), (len(PROMPT) - 1, 129))
         ),
         (
             {"target_prompt_tokens": np.full((len(PROMPT) - 1, 1), VOCAB)},
