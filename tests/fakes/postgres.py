@@ -197,6 +197,13 @@ class PostgresServer:
         self.query(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
         return self.url_of(name)
 
+    @contextlib.contextmanager
+    def lent_database(self, *, template: str = "template0") -> Iterator[str]:
+        """Yield the URL of a database that is dropped at the end."""
+        url = self.create_database(template=template)
+        yield url
+        self.query(f'DROP DATABASE "{url.rpartition("/")[2]}" WITH (FORCE)')
+
     def make_standby(self, folder: Path) -> PostgresServer:
         """Start a standby which every commit from now on waits for."""
         _own(folder)
@@ -262,10 +269,8 @@ def postgres() -> PostgresServer:
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     """A database of the test's own."""
-    url = postgres.create_database()
-    yield url
-    name = url.rpartition("/")[2]
-    postgres.query(f'DROP DATABASE "{name}" WITH (FORCE)')
+    with postgres.lent_database() as url:
+        yield url
 
 
 def _run(command: list[str]) -> str:

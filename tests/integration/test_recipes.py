@@ -20,7 +20,7 @@ from tinsmith.names import shorten
 from tinsmith.recipes import rl, rl_episodes, supervised
 from tinsmith.recipes.experiment.observer import Observer
 from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
-from tinsmith.recipes.tasks import arithmetic
+from tinsmith.recipes.tasks import arithmetic, pig_latin
 
 SUPERVISED = supervised.Config(
     adapter="full", learning_rate=3e-3, num_warmup_steps=2, num_steps=6, batch_size=8, save_every=2
@@ -37,8 +37,10 @@ def weights_sha256(client: tinsmith.Client, name: str) -> dict[str, str]:
 
 
 def test_supervised_lowers_the_loss_and_leaves_metrics_and_a_picture(
-    embedded: Deployment, tmp_path: Path
+    embedded: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    phrases = pig_latin.load_phrases()[:100]
+    monkeypatch.setattr(pig_latin, "load_phrases", lambda: phrases)
     with embedded.client() as client:
         config = dataclasses.replace(SUPERVISED, output_dir=tmp_path)
         summary = supervised.main(config, client)

@@ -123,7 +123,7 @@ async def test_sample_takes_newer_weights_and_tells_the_newest(
         probe = rig.stream(session, max_tokens=LONG, extras=IN_FLIGHT)
         await versions_until(probe, 1)
         call = asyncio.ensure_future(
-            rig.sample(session, num_samples=2, max_tokens=2000, extras=IN_FLIGHT)
+            rig.sample(session, num_samples=2, max_tokens=1000, extras=IN_FLIGHT)
         )
         # Behind the request in the queue of the engine: what follows is in the midst of it.
         await eventually(lambda: _num_holders(run, 3))
@@ -148,11 +148,11 @@ async def test_nothing_is_published_while_nothing_changes(
 ) -> None:
     async with live(tmp_path, engine_host) as (rig, run):
         session = rig.session(run=run.name)
-        response = await rig.sample(session, max_tokens=500, extras=IN_FLIGHT)
+        response = await rig.sample(session, max_tokens=150, extras=IN_FLIGHT)
         assert (versions_of(response), response.version) == ({1}, 1)
         # For the request, and one look whether the run stepped on before it was followed.
         assert run.num_exports <= 2
-        pinned = await rig.sample(session, max_tokens=500)
+        pinned = await rig.sample(session, max_tokens=150)
         assert tokens_of(pinned) == tokens_of(response)
 
 

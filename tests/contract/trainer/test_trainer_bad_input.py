@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from google.longrunning import operations_pb2
-from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_harness import (
     TIMEOUT_S,
     RunClient,
@@ -40,7 +39,6 @@ from tinsmith.v1 import (
 )
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
-from tinsmith_runtime.rpc.auth import ApiKey
 
 NAN = float("nan")
 
@@ -98,29 +96,10 @@ async def unknown_run(run: RunClient) -> Any:
     return await stranger.forward_backward()
 
 
-async def foreign_run(run: RunClient) -> Any:
-    stranger = RunClient(run.rig, run.name, run.rig.scheduler.new_key("someone-else"))
-    return await stranger.forward_backward(number=run.next_number)
-
-
-async def foreign_operation(run: RunClient) -> Any:
-    stranger = RunClient(run.rig, run.name, run.rig.scheduler.new_key("someone-else"))
-    return await stranger.get(1)
-
-
-def with_key(make_metadata: Callable[[RunClient], Any]) -> Callable[[RunClient], Awaitable[Any]]:
-    async def send(run: RunClient) -> Any:
-        client = RunClient(run.rig, run.name, "")
-        client.metadata = make_metadata(run)
-        return await client.forward_backward(number=run.next_number)
-
-    return send
-
-
-def revoked_key(run: RunClient) -> Any:
-    key = run.rig.scheduler.new_key("p")
-    run.rig.scheduler.revoked.add(ApiKey.parse(key).key_id)
-    return bearer(key)
+async def without_key(run: RunClient) -> Any:
+    client = RunClient(run.rig, run.name, "")
+    client.metadata = ()
+    return await client.forward_backward(number=run.next_number)
 
 
 async def number_taken(run: RunClient) -> Any:
@@ -241,12 +220,6 @@ ROWS = {
         unknown_run, NOT_FOUND, "RUN_NOT_FOUND", ("trainingRuns/none", "list runs"), {"run": ...},
         consumes=False,
     ),
-    "foreign-run": Row(
-        foreign_run, NOT_FOUND, "RUN_NOT_FOUND", ("list runs",), {"run": ...}, consumes=False
-    ),
-    "foreign-operation": Row(
-        foreign_operation, NOT_FOUND, "RUN_NOT_FOUND", (), {"run": ...}, consumes=False
-    ),
     "run-name-malformed": Row(
         any_call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run="../../etc")),
         INVALID,
@@ -334,10 +307,6 @@ ROWS = {
         number_taken, "ABORTED", "SEQUENCE_NUMBER_REUSED", ("sequence number 1", "next free"),
         {"sequence_number": "1"}, consumes=False,
     ),
-    "number-zero": Row(
-        batch(number=0), INVALID, "INVALID_FIELD", ("at least 1",),
-        {"field": "sequence_number"}, consumes=False,
-    ),
     "number-far-ahead": Row(
         batch(number=2**62), EXHAUSTED, "QUEUE_FULL", (str(2**62), "ahead"), {"run": ...},
         consumes=False,
@@ -399,15 +368,8 @@ ROWS = {
         consumes=False,
     ),
     "key-missing": Row(
-        with_key(lambda _: ()), "UNAUTHENTICATED", "KEY_MISSING", ("authorization: Bearer",),
+        without_key, "UNAUTHENTICATED", "KEY_MISSING", ("authorization: Bearer",),
         consumes=False,
-    ),
-    "key-revoked": Row(
-        with_key(revoked_key), "UNAUTHENTICATED", "KEY_REVOKED", ("revoked",), consumes=False
-    ),
-    "not-a-pod": Row(
-        lambda run: run.rig.adopt("projects/p/trainingRuns/new", metadata=run.metadata),
-        "PERMISSION_DENIED", "ROLE_MISSING", ("member",), {"role": "member"}, consumes=False,
     ),
     # Checkpoints.
     "checkpoint-edited": Row(

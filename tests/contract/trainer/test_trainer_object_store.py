@@ -32,7 +32,8 @@ from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
-from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
+from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests, retries
+from tinsmith_runtime.storage.s3 import client
 
 ALWAYS_SNAPSHOT_S = 1e-9
 LARGE = [make_datum(num_tokens=2500, seed=seed) for seed in range(2)]
@@ -69,6 +70,9 @@ def settings(
 ) -> dict[str, Any]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+    # The first refusal is an outage, which is looked at again soon.
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(retries, "TRIAL_PAUSE_S", 0.05)
     uri = server.uri(
         "bucket", prefix, endpoint=proxy.endpoint, timeout_s=1.0, attempt_timeout_s=1.0
     )

@@ -178,7 +178,7 @@ some_policies = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @for_all(some_workloads(), some_nodes(), some_policies)
 def test_decisions_are_sound(
     workloads: list[Workload], nodes: list[Node], policy: QueueConfig
@@ -192,7 +192,7 @@ def test_decisions_are_sound(
     _check_waiting(workloads, decisions)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @for_all(st.integers(0, 2**32), some_policies)
 def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: QueueConfig) -> None:
     workloads, nodes = busy_cluster(seed)
@@ -222,7 +222,7 @@ def test_order_of_the_input_does_not_matter(
     assert decide(workloads, nodes, policy, NOW) == decisions
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @for_all(some_workloads(), some_nodes(), some_policies)
 def test_second_pass_changes_nothing(
     workloads: list[Workload], nodes: list[Node], policy: QueueConfig
@@ -234,7 +234,7 @@ def test_second_pass_changes_nothing(
     assert again == Decisions({}, {}, decisions.waiting, unfit=decisions.unfit)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @for_all(some_workloads(), some_nodes())
 def test_no_priority_inversion(workloads: list[Workload], nodes: list[Node]) -> None:
     """A job that fits on what is free after the pass got it, or one before it keeps it away."""
@@ -299,7 +299,7 @@ any_policy = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @for_all(st.lists(any_workload, max_size=5), st.lists(any_node, max_size=4), any_policy, times)
 def test_nothing_makes_it_raise(
     workloads: list[Workload], nodes: list[Node], policy: QueueConfig, now: datetime.datetime

@@ -72,8 +72,8 @@ def test_what_gives_way_goes_on_with_the_same_bits(
 ) -> None:
     weights = random_version(engine, "run", LORA)
     requests = [
-        *prompts(3, 30, max_tokens=120, weights=weights, topk_sample_logprobs=2),
-        *prompts(2, 60, max_tokens=150, num_samples=3, temperature=0.7),
+        *prompts(3, 30, max_tokens=70, weights=weights, topk_sample_logprobs=2),
+        *prompts(2, 60, max_tokens=80, num_samples=3, temperature=0.7),
     ]
     crowded = run_all(Sampler(engine, cache_bytes=num_blocks * BLOCK_BYTES), *requests)
     alone = [run_all(Sampler(engine), one)[0] for one in requests]

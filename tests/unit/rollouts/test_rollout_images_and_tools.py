@@ -145,7 +145,7 @@ def rendered(template: str, trajectory: Trajectory, tools: Sequence[Any] = ()) -
 
 
 @pytest.mark.parametrize("template", [QWEN25_VL, QWEN3_VL])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     first=parts.filter(bool),
     turns=st.lists(st.tuples(words, st.booleans(), parts), min_size=1, max_size=3),
@@ -182,7 +182,7 @@ calls = st.builds(
 
 
 @pytest.mark.parametrize("template", [QWEN3, QWEN3_VL])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(turns=st.lists(st.tuples(st.one_of(words, calls), words, words), min_size=1, max_size=3))
 def test_each_turn_reads_the_exact_prefix_with_tools(
     template: str, turns: list[tuple[str, str, str]]
@@ -217,7 +217,7 @@ def test_each_turn_reads_the_exact_prefix_with_tools(
     assert '"name": "calculate"' in text
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     first=parts.filter(bool),
     turns=st.lists(

@@ -141,7 +141,7 @@ async def test_any_cuts_with_progress_between_them_lose_nothing(ends: list[int])
     assert_same(await receive(trainers), trainers.weights)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.sets(st.integers(0, 30), max_size=4))
 async def test_a_damaged_chunk_is_read_again(damaged: set[int]) -> None:
     trainers = FakeTrainers(Weights(), damaged=damaged)

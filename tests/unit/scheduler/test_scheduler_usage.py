@@ -67,7 +67,7 @@ def report(key: UsageKey, amounts: UsageAmounts) -> UsageReport:
     return UsageReport({key: amounts}, {})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(uses=st.lists(_USE, max_size=12), data=st.data())
 def test_each_use_counts_once_however_its_reports_fare(
     uses: list[tuple[str, UsageKey, UsageAmounts]], data: st.DataObject

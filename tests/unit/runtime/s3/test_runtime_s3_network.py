@@ -34,6 +34,10 @@ from tinsmith_runtime.storage.checkpoint_manifests import (
     write_checkpoint,
 )
 from tinsmith_runtime.storage.objects import ObjectExistsError
+from tinsmith_runtime.storage.s3 import client
+
+GIVES_UP_S = 60.0
+"""As the first pause, longer than any call: a refusal is not waited out."""
 
 
 def asks(method: str, ending: str) -> Callable[[Request], bool]:
@@ -140,8 +144,9 @@ def test_an_upload_of_other_content_is_not_gone_on_with(
 
 
 def test_interrupted_uploads_are_deleted(
-    proxy: HttpFaultProxy, server: S3Server, large_file: Path
+    proxy: HttpFaultProxy, server: S3Server, large_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", GIVES_UP_S)
     store = through(proxy, server, **QUICK)
     again = open_s3(server, prefix=store.uri.rpartition("/")[2])
     for remove in (
@@ -262,8 +267,9 @@ def test_no_fault_at_any_request_of_a_checkpoint_makes_a_wrong_one(
 
 
 def test_an_outage_amid_a_checkpoint_leaves_none_and_the_next_try_makes_it_whole(
-    proxy: HttpFaultProxy, server: S3Server
+    proxy: HttpFaultProxy, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", GIVES_UP_S)
     files = {"a": b"1", "b": b"2"}
     for ending in ("a", "b", MANIFEST_NAME):
         # Each begins with an empty store: what fails before the outage leaves no checkpoint either.
