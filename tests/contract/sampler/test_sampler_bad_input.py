@@ -306,6 +306,14 @@ ROWS = {
         extra(num_prompt_alternatives=65), INVALID, "INVALID_FIELD", ("0 to 64",),
         "num_prompt_alternatives",
     ),
+    "targets-too-many": Row(
+        extra(target_prompt_tokens=targets([[1] * 129] * 3)), INVALID, "SHAPE_MISMATCH",
+        ("1 to 128",), "target_prompt_tokens",
+    ),
+    "targets-none": Row(
+        extra(target_prompt_tokens=targets(np.zeros((3, 0)))), INVALID, "SHAPE_MISMATCH",
+        ("1 to 128",), "target_prompt_tokens",
+    ),
     "targets-floats": Row(
         extra(target_prompt_tokens=encode_tensor(np.ones((3, 1), np.float32))), INVALID,
         "SHAPE_MISMATCH", ("int64 or int32",), "target_prompt_tokens",

@@ -403,10 +403,7 @@ def test_a_failed_prompt_gives_its_slots_back(
             ShapeMismatchError,
             "target_prompt_tokens",
         ),
-        *(
-            ({"target_prompt_tokens": np.zeros(shape, np.int64)}, ShapeMismatchError, "target_prom")
-            for shape in ((3,), (len(PROMPT) - 1, 0), (len(PROMPT) - 1, 129))
-        ),
+        ({"target_prompt_tokens": np.zeros(3, np.int64)}, ShapeMismatchError, "target_prompt"),
         (
             {"target_prompt_tokens": np.full((len(PROMPT) - 1, 1), VOCAB)},
             TokenOutOfVocabularyError,

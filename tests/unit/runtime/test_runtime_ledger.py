@@ -50,19 +50,20 @@ class TestSqliteLedger(LedgerSuite, RetentionSuite):
         return lambda: SqliteLedger(tmp_path / "ledger.db")
 
 
+@pytest.fixture(scope="module")
+def migrated(postgres: PostgresServer) -> str:
+    """A database with the tables of a ledger: to copy it is quicker than to make them."""
+
+    async def migrate(ledger: Ledger) -> None:
+        await ledger.open()
+        await ledger.close()
+
+    url = postgres.create_database("migrated")
+    asyncio.run(migrate(PostgresLedger(url, holder=Holder("trainer-0", "only"))))
+    return "migrated"
+
+
 class TestPostgresLedger(LedgerSuite, RetentionSuite):
-    @pytest.fixture(scope="class")
-    def migrated(self, postgres: PostgresServer) -> str:
-        """A database with the tables of a ledger, to be copied: the copy is quicker."""
-
-        async def migrate(ledger: Ledger) -> None:
-            await ledger.open()
-            await ledger.close()
-
-        url = postgres.create_database("migrated")
-        asyncio.run(migrate(PostgresLedger(url, holder=Holder("trainer-0", "only"))))
-        return "migrated"
-
     @pytest.fixture
     def postgres_url(self, postgres: PostgresServer, migrated: str) -> Iterator[str]:
         with postgres.lent_database(template=migrated) as url:
