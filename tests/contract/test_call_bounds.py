@@ -55,7 +55,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.num_entered = 0
         self.authenticator = CountingAuthenticator(self.keys, roots=[POD_KEY])
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1, **settings),
+            ServerConfig(drain_timeout_s=0.01, **settings),
             domain="trainer.tinsmith",
             authenticator=self.authenticator,
         )

@@ -128,7 +128,7 @@ class FakePod(
         self.cancelled = asyncio.Event()
         self.num_pieces = 3
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1),
+            ServerConfig(drain_timeout_s=0.01),
             domain="trainer.tinsmith",
             authenticator=Authenticator(scheduler, roots=[POD_KEY]),
         )

@@ -65,7 +65,7 @@ def running_hub(
     folders = {_MODELS: models, _DATASETS: datasets or {}}
     mirror = HubMirror(folders, f"http://127.0.0.1:{server.server_port}")
     server.mirror = mirror  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
     thread.start()
     try:
         yield mirror

@@ -53,7 +53,7 @@ class FakeKubernetes:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.02], daemon=True)
 
     def start(self) -> client.ApiClient:
         """Serve, and return a connection."""

@@ -72,7 +72,7 @@ class FakeTrainer(
         self.replaced: list[trainer_control_pb2.ExportWeightsResponse] = []
         self.num_exports = 0
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1),
+            ServerConfig(drain_timeout_s=0.01),
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, roots=[POD_KEY]),
         )

@@ -40,7 +40,7 @@ class FakeScheduler(
         self.sampling_sessions: dict[str, scheduler_pb2.SamplingSession] = {}
         self.workers: dict[str, workers_pb2.Worker] = {}
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1),
+            ServerConfig(drain_timeout_s=0.01),
             domain="scheduler.tinsmith",
             authenticator=Authenticator(self, roots=[POD_KEY]),
         )

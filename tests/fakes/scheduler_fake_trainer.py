@@ -96,7 +96,7 @@ class FakeTrainer(
         self.gate = asyncio.Event()
         self.gate.set()
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1),
+            ServerConfig(drain_timeout_s=0.01),
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, roots=[POD_KEY]),
         )
@@ -235,7 +235,7 @@ class Rig:
             "data_dir": data_dir,
             "pod_key": POD_KEY,
             "bootstrap_key": self.admin_key,
-            "drain_timeout_s": 0.2,
+            "drain_timeout_s": 0.05,
             "reap_interval_s": 0.02,
             "placement_retry_s": 0.02,
             **settings,

@@ -110,7 +110,7 @@ class _Worker:
         self._name = f"workers/{name}"
         self._registration: WorkerRegistration
         self.server = PodServer(
-            ServerConfig(drain_timeout_s=0.1),
+            ServerConfig(drain_timeout_s=0.01),
             domain=f"{name}.tinsmith",
             authenticator=self._client.authenticator(),
         )

@@ -41,7 +41,7 @@ FORMATS = {
     "mistral-named": MISTRAL_NAMED,
     "llama": LLAMA,
 }
-NUM_SAMPLES = 20
+NUM_SAMPLES = 10
 MAX_TOKENS = 400
 
 TRIALS = FormTrials()

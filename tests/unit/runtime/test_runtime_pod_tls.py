@@ -74,12 +74,13 @@ def folder(certificates: Path, tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def server(folder: Path) -> AsyncIterator[PodServer]:
+async def server(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[PodServer]:
     server = PodServer(
         ServerConfig(
             listen_address="127.0.0.1:0",
-            metrics_address="127.0.0.1:0",
-            drain_timeout_s=0.1,
+            # Its end is waited for, half a second.
+            metrics_address=getattr(request, "param", None),
+            drain_timeout_s=0.01,
             tls=_tls(folder),
         ),
         domain="scheduler.tinsmith",
@@ -226,6 +227,7 @@ async def test_the_probe_shows_the_pods_own_certificate(server: PodServer, folde
     assert not await asyncio.to_thread(is_serving, server.address, timeout_s=2.0)
 
 
+@pytest.mark.parametrize("server", ["127.0.0.1:0"], indirect=True)
 async def test_health_is_told_without_a_certificate_beside_the_metrics(server: PodServer) -> None:
     def ask(path: str) -> tuple[int, bytes]:
         try:

@@ -67,7 +67,7 @@ def url() -> Iterator[str]:
     RangeHandler.answered = []
     handler = functools.partial(RangeHandler)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
-        thread = threading.Thread(target=web.serve_forever, daemon=True)
+        thread = threading.Thread(target=web.serve_forever, args=[0.02], daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{web.server_port}/w"
         web.shutdown()
