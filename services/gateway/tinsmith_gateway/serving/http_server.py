@@ -101,12 +101,15 @@ class HttpServer:
         """Close idle connections, let running requests finish, then cut them."""
         if self._ticking is None:
             return
-        self._server.should_exit = True
-        await self._ticking
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_timeout_s):
-                await self._server.shutdown(sockets=[])
-        cut = list(self._server.server_state.tasks)
+        # Cancelled, since it looks every tenth of a second whether it is to end.
+        self._ticking.cancel()
+        await asyncio.wait([self._ticking])
+        state = self._server.server_state
+        if state.connections or state.tasks:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._drain_timeout_s):
+                    await self._server.shutdown(sockets=[])
+        cut = list(state.tasks)
         for task in cut:
             task.cancel()
         if cut:
