@@ -6,8 +6,6 @@ come back, and sequences give their blocks up to others and are read again.
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from tests.determinism.passes import Report, hold
 from tests.determinism.plan import Size, make_plan
 from tests.determinism.target import Target
 from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, embedded_server
+from tests.integration.tinker_users import collected as collected
 from tests.integration.tinker_users import key_of, url_of
 
 from tinsmith_local.made_models import make_model
@@ -34,14 +33,6 @@ pytestmark = pytest.mark.filterwarnings(
 NUM_ADAPTERS = 8
 MAX_LOADED = 3
 CACHE_BLOCKS = 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import tinker
 from tests.fakes.tinker_wire import Wire
 from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, pods
 from tests.integration.tinker_users import PROMPT, TOKENS, connected, supervised
+from tests.integration.tinker_users import collected as collected
 from tests.support.pod_keys import POD_KEY
 from tests.support.pods import PodProcess
 from tinker import types
@@ -27,14 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 NUM_STEPS = 8
 LONG = types.SamplingParams(max_tokens=24, seed=5, stop=[])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 class Work:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import json
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,6 +24,9 @@ from tests.integration.tinker_users import (
     train,
     url_of,
 )
+from tests.integration.tinker_users import (
+    collected as collected,
+)
 from tinker import types
 
 import tinsmith
@@ -34,14 +35,6 @@ import tinsmith
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture(scope="module")

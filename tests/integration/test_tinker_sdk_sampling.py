@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Iterator
 from typing import Literal
 
@@ -27,20 +25,15 @@ from tests.integration.tinker_users import (
     train,
     url_of,
 )
+from tests.integration.tinker_users import (
+    collected as collected,
+)
 from tinker import types
 
 # The SDK leaves the connections of its first call open until they are collected.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture(scope="module")

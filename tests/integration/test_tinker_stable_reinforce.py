@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,6 +10,7 @@ import pytest
 import tinker
 from tests.integration.servers import BASE_MODEL, Deployment
 from tests.integration.tinker_users import PROMPT, connected, train
+from tests.integration.tinker_users import collected as collected
 from tinker import types
 
 pytestmark = pytest.mark.filterwarnings(
@@ -19,14 +18,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 _LOSS = "stable_reinforce"
 _SAMPLED = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import urllib.request
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +18,15 @@ from tinker import types
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
 PROMPT = types.ModelInput.from_ints(TOKENS[:4])
 GREEDY = types.SamplingParams(max_tokens=5, temperature=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Collect the connections that the SDK leaves open, in every file that imports this."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def url_of(deployment: Deployment) -> str:
