@@ -40,64 +40,49 @@ async def rig(tmp_path: Path, players: FakePlayers) -> AsyncIterator[Coordinator
         yield rig
 
 
+WRONG: dict[str, dict[str, Any]] = {
+    "no-project": {"parent": "projects"},
+    "request-id": {"request_id": "1"},
+    "no-session": {"sampling_session": ""},
+    "no-session-name": {"sampling_session": f"{PROJECT}/checkpoints/c"},
+    "environment": {"environment": "guessing"},
+    "no-tasks": {"num_tasks": 0},
+    "huge-number-of-tasks": {"num_tasks": 4097},
+    "negative-group": {"groups": {"group_size": -1}},
+    "huge-group": {"groups": {"group_size": 1025}},
+    "groups-over": {"groups": {"num_groups": 3}},
+    "min-over": {"groups": {"min_group_size": 3}},
+    "replace": {"groups": {"max_replacements": -1}},
+    "at-once": {"groups": {"max_concurrency": -5}},
+    "half-sampled": {"groups": {"over_sampling_factor": 0.5}},
+    "nan": {"groups": {"over_sampling_factor": float("nan")}},
+    "turns": {"limits": {"max_turns": -1}},
+    "rewrite": {"limits": {"history_rewrite": 9}},
+    "long-key": {"batch_key": "k" * 1025},
+    "zero-character": {"batch_key": "a\0b"},
+    "version": {"min_version": -1},
+    "no-time": {"timeout_s": 0},
+    "over-a-day": {"timeout_s": 90_000},
+    "structural-tag": {
+        "params": trajectories_pb2.SamplingParams(
+            output_format=trajectories_pb2.OutputFormat(structural_tag="{}")
+        )
+    },
+}
+FOREIGN = {
+    "parent": ("projects/other", "RESOURCE_NOT_FOUND"),
+    "sampling_session": ("projects/other/samplingSessions/s", "SAMPLING_SESSION_NOT_FOUND"),
+    "environment": ("projects/other/environments/guessing", "ENVIRONMENT_NOT_FOUND"),
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "reason"),
     [
-        pytest.param({"parent": "projects"}, INVALID, "INVALID_FIELD", id="no-project"),
-        pytest.param(
-            {"parent": "projects/other"}, Code.NOT_FOUND, "RESOURCE_NOT_FOUND", id="foreign-project"
-        ),
-        pytest.param({"request_id": "1"}, INVALID, "INVALID_FIELD", id="request-id"),
-        pytest.param({"sampling_session": ""}, INVALID, "INVALID_FIELD", id="no-session"),
-        pytest.param(
-            {"sampling_session": f"{PROJECT}/checkpoints/c"},
-            INVALID,
-            "INVALID_FIELD",
-            id="no-session-name",
-        ),
-        pytest.param(
-            {"sampling_session": "projects/other/samplingSessions/s"},
-            Code.NOT_FOUND,
-            "SAMPLING_SESSION_NOT_FOUND",
-            id="foreign-session",
-        ),
-        pytest.param({"environment": "guessing"}, INVALID, "INVALID_FIELD", id="environment"),
-        pytest.param(
-            {"environment": "projects/other/environments/guessing"},
-            Code.NOT_FOUND,
-            "ENVIRONMENT_NOT_FOUND",
-            id="foreign-environment",
-        ),
-        pytest.param({"num_tasks": 0}, INVALID, "INVALID_FIELD", id="no-tasks"),
-        pytest.param({"num_tasks": 4097}, INVALID, "INVALID_FIELD", id="huge-number-of-tasks"),
-        pytest.param({"groups": {"group_size": -1}}, INVALID, "INVALID_FIELD", id="negative-group"),
-        pytest.param({"groups": {"group_size": 1025}}, INVALID, "INVALID_FIELD", id="huge-group"),
-        pytest.param({"groups": {"num_groups": 3}}, INVALID, "INVALID_FIELD", id="groups-over"),
-        pytest.param({"groups": {"min_group_size": 3}}, INVALID, "INVALID_FIELD", id="min-over"),
-        pytest.param({"groups": {"max_replacements": -1}}, INVALID, "INVALID_FIELD", id="replace"),
-        pytest.param({"groups": {"max_concurrency": -5}}, INVALID, "INVALID_FIELD", id="at-once"),
-        pytest.param(
-            {"groups": {"over_sampling_factor": 0.5}}, INVALID, "INVALID_FIELD", id="half-sampled"
-        ),
-        pytest.param(
-            {"groups": {"over_sampling_factor": float("nan")}}, INVALID, "INVALID_FIELD", id="nan"
-        ),
-        pytest.param({"limits": {"max_turns": -1}}, INVALID, "INVALID_FIELD", id="turns"),
-        pytest.param({"limits": {"history_rewrite": 9}}, INVALID, "INVALID_FIELD", id="rewrite"),
-        pytest.param({"batch_key": "k" * 1025}, INVALID, "INVALID_FIELD", id="long-key"),
-        pytest.param({"batch_key": "a\0b"}, INVALID, "INVALID_FIELD", id="zero-character"),
-        pytest.param({"min_version": -1}, INVALID, "INVALID_FIELD", id="version"),
-        pytest.param({"timeout_s": 0}, INVALID, "INVALID_FIELD", id="no-time"),
-        pytest.param({"timeout_s": 90_000}, INVALID, "INVALID_FIELD", id="over-a-day"),
-        pytest.param(
-            {
-                "params": trajectories_pb2.SamplingParams(
-                    output_format=trajectories_pb2.OutputFormat(structural_tag="{}")
-                )
-            },
-            INVALID,
-            "INVALID_FIELD",
-            id="structural-tag",
+        *(pytest.param(WRONG[name], INVALID, "INVALID_FIELD", id=name) for name in WRONG),
+        *(
+            pytest.param({field: name}, Code.NOT_FOUND, reason, id=f"foreign-{field}")
+            for field, (name, reason) in FOREIGN.items()
         ),
         pytest.param({"groups": {"group_size": 40}}, EXHAUSTED, "LIMIT_EXCEEDED", id="episodes"),
         pytest.param({"limits": {"max_tokens": 300}}, EXHAUSTED, "LIMIT_EXCEEDED", id="tokens"),

@@ -24,7 +24,7 @@ def sparse(
     return wire_pb2.Tensor(dtype=wire_pb2.DTYPE_INT64, shape=shape, sparse_csr=csr)
 
 
-@given(np_st.arrays(np.int64, np_st.array_shapes(min_dims=1, max_dims=2, max_side=6)))
+@given(np_st.arrays(np.int64, np_st.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=6)))
 def test_a_dense_tensor_comes_back(array: np.ndarray) -> None:
     found = tensor_codec.decode_tensor(tensor_codec.encode_dense(array), "x")
     np.testing.assert_array_equal(found, array)
@@ -64,6 +64,9 @@ def test_listed_cells_are_where_they_belong(data: st.DataObject) -> None:
         pytest.param(sparse([], [0, 0], [], [1, 2**40]), id="huge"),
         pytest.param(sparse([], [0, 0], [], [-1, 2]), id="negative-extent"),
         pytest.param(sparse([], [], [], [1, 1]), id="no-rows"),
+        pytest.param(sparse([], [0], [], [0, 2**63 - 1]), id="huge-and-empty"),
+        # Their differences are positive once they have overflowed.
+        pytest.param(sparse([1], [0, 2**63 - 1, -2, 1], [0], [3, 1]), id="rows-overflow"),
     ],
 )
 def test_sparse_parts_that_do_not_fit_are_refused(tensor: wire_pb2.Tensor) -> None:
@@ -75,6 +78,7 @@ def test_sparse_parts_that_do_not_fit_are_refused(tensor: wire_pb2.Tensor) -> No
     "tensor",
     [
         wire_pb2.Tensor(dtype=wire_pb2.DTYPE_FLOAT32, shape=[2], dense=b"123"),
+        wire_pb2.Tensor(dtype=wire_pb2.DTYPE_FLOAT32, shape=[2**62, 0], dense=b""),
         wire_pb2.Tensor(dtype=wire_pb2.DTYPE_FLOAT32, shape=[2], dense=b"1234"),
         wire_pb2.Tensor(dtype=wire_pb2.DTYPE_FLOAT32, shape=[1, 1, 1], dense=b"1234"),
         wire_pb2.Tensor(dtype=wire_pb2.DTYPE_FLOAT32, shape=[-1], dense=b"1234"),
