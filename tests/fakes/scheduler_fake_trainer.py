@@ -262,6 +262,12 @@ class Rig:
         await self.channel.close()
         await self.pod.stop()
 
+    async def reap(self) -> None:
+        """Do what a round in the background does, to its end."""
+        assert self.pod.reaper is not None
+        await self.pod.reaper.reap()
+        await self.pod.reaper.release()
+
     async def restart(self) -> None:
         await self.stop()
         await self.start()

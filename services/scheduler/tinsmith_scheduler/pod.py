@@ -100,7 +100,8 @@ class SchedulerPod(Pod):
         self._trainers: GrpcTrainers | None = None
         self._creations: Creations | None = None
         self._moves: Moves | None = None
-        self._reaper: Reaper | None = None
+        self.reaper: Reaper | None = None
+        """Ends what has expired; None while nothing is served."""
         self._launcher: Launcher | None = None
         self._runs_jobs = False
 
@@ -121,8 +122,8 @@ class SchedulerPod(Pod):
             self._creations.release_waiters()
         if self._server is not None:
             await self._server.stop()
-        if self._reaper is not None:
-            await self._reaper.stop()
+        if self.reaper is not None:
+            await self.reaper.stop()
         if self._creations is not None:
             await self._creations.stop()
         if self._moves is not None:
@@ -132,7 +133,7 @@ class SchedulerPod(Pod):
         if self._database is not None:
             await self._database.close()
         self._database = self._server = self._trainers = None
-        self._creations = self._moves = self._reaper = None
+        self._creations = self._moves = self.reaper = None
 
     def _make_launcher(
         self, database: Database, keys: Keys, reports: JobReports, workers: Workers
@@ -255,7 +256,7 @@ class SchedulerPod(Pod):
             max_per_project=config.max_sampling_sessions_per_project,
             wall_clock=self._wall_clock,
         )
-        self._reaper = Reaper(
+        self.reaper = Reaper(
             database,
             sessions=sessions,
             workers=workers,
@@ -325,7 +326,7 @@ class SchedulerPod(Pod):
         await self._server.start()
         await self._creations.load()
         await self._moves.start()
-        self._reaper.start()
+        self.reaper.start()
         if not self._defer_jobs:
             await self.start_jobs(config.job_address or self.address)
 

@@ -14,6 +14,7 @@ from tests.fakes.scheduler_fake_trainer import (
     new_id,
     running_rig,
 )
+from tests.support.metrics import metric
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
@@ -331,7 +332,7 @@ async def test_a_resumed_session_is_not_parked_after_all(rig: Rig) -> None:
         await resume(rig, session)
     await rig.register()
     await resume(rig, session)
-    await asyncio.sleep(0.1)  # Several rounds of the reaper, which must not park it.
+    await rig.reap()
     assert rig.trainer.parked == []
 
 
@@ -361,11 +362,12 @@ async def test_a_run_is_parked_whose_trainer_restarted_while_its_session_ended(r
         await resume(rig, session)
     assert errors[0].metadata["run"] == run.name
     await finish(rig, session)
-    await asyncio.sleep(0.05)
+    await rig.reap()
     assert rig.trainer.parked == []
     rig.trainer.gate.set()
     await eventually(lambda: rig.trainer.parked == [run.name])
-    await asyncio.sleep(0.05)
+    # A round that finds nothing to release asks for nothing again.
+    await eventually(lambda: metric("tinsmith_scheduler_pending_releases") == 0)
     assert rig.trainer.parked == [run.name]
 
 
@@ -374,7 +376,7 @@ async def test_restart_gives_sessions_one_timeout(rig: Rig) -> None:
     rig.clock.now_s += 59
     await rig.restart()
     rig.clock.now_s += 59
-    await asyncio.sleep(0.1)  # Several rounds of the reaper, which must not end it.
+    await rig.reap()
     await heartbeat(rig, session)
     rig.clock.now_s += 61
     await eventually(lambda: is_finished(rig, session))
@@ -387,12 +389,13 @@ async def test_parking_is_repeated_until_the_trainer_confirms(rig: Rig) -> None:
     rig.trainer.release_errors = [UnavailableError("busy")] * 3
     await finish(rig, session)
     await rig.restart()
-    await asyncio.sleep(0.05)
+    await rig.reap()
     assert rig.trainer.parked == []
     await rig.register()
     await eventually(lambda: rig.trainer.parked == [run.name])
     assert rig.trainer.release_errors == []
-    await asyncio.sleep(0.1)
+    # A round that finds nothing to release asks for nothing again.
+    await eventually(lambda: metric("tinsmith_scheduler_pending_releases") == 0)
     assert rig.trainer.parked == [run.name]
 
 

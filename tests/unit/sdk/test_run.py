@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from google.rpc import code_pb2
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
+from tests.support.wait import until
 from tests.unit.sdk.conftest import FAST
 
 import tinsmith
@@ -178,8 +179,10 @@ def test_results_survive_a_restart_at_another_address(data: Data) -> None:
         run = client.create_lora_training_run(base_model="tiny")
         run.forward_backward(data).result(timeout=10)
         first.update(paused=True)
+        num_polls = first.state.calls["WaitOperations"]
         waiting = run.forward_backward(data)
-        time.sleep(0.3)
+        until(lambda: first.state.calls["forward_backward"] == 2)
+        until(lambda: first.state.calls["WaitOperations"] > num_polls)
         trainer.stop()
         during = run.optim_step()
         time.sleep(0.3)
@@ -221,7 +224,7 @@ def test_a_result_missing_from_the_list_is_asked_for_alone(
     server.state.hide_from_list = {1}
     server.update(paused=True)
     future = run.forward_backward(data)
-    time.sleep(0.2)
+    until(lambda: server.state.calls["WaitOperations"])
     server.update(paused=False)
     assert future.result(timeout=10).loss > 0
     assert server.state.calls["GetOperation"] >= 1
