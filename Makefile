@@ -50,7 +50,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke gate test test-processes test-heavy test-learning test-quarantine flakes mutations test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
+.PHONY: help venv bubblewrap chromium lock demo demo-verdict demo-smoke collect gate test test-processes test-heavy test-learning test-quarantine flakes mutations test-clients test-cluster test-jobs test-node test-images test-postgres test-real test-vllm test-adapters venv-adapters venv-clients venv-vllm unit preflight verify verify-all lint format types proto proto-check proto-baseline \
 	docs site test-guides sdk manifests manifests-check page page-check page-pictures test-page dashboards grafana prometheus test-alerts test-observability dashboard-pictures images attack exactness chaos chaos-long controller-chaos kill-samplers determinism cut-weights fuzz scenarios bench bench-sampler bench-samplers bench-publish bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-observability bench-series bench-plan bench-gateway bench-episodes bench-rollouts bench-matches bench-assignment simulate-controller bench-controller bench-gpu thin-client audit release clean
@@ -106,6 +106,9 @@ mutations: venv ## Plant SEED's 60 small defects one at a time, in a clone of it
 
 demo-smoke: venv ## The demo in small: a server process, the tiny model, four steps of each kind (10 seconds)
 	$(TEST_ENV) $(BIN)/python -m tests.demo_smoke
+
+collect: venv ## Collect all tests of all tiers, so that one that cannot be imported is known; what is compiled here is kept (20 seconds)
+	@found=$$($(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq tests) || { echo "$$found" | tail -n 60; exit 1; }
 
 gate: venv ## Run the tests of what must never break: quick, repeatable, no network (9 minutes)
 	$(PYTEST) -n $(GATE_WORKERS) -m gate
@@ -184,7 +187,7 @@ verify-all: venv ## Run every suite to its end, SUITES="chaos vllm" some of them
 preflight: venv ## Check HEAD in a new clone with an empty home: install, lint, types, what says most, and tests that differ from BASE
 	$(BIN)/python -m tests.preflight $(if $(BASE),--base $(BASE),)
 
-verify: lint types proto-check manifests-check page-check demo-smoke test ## Run every check that CI runs
+verify: lint types proto-check manifests-check page-check demo-smoke collect test ## Run every check that CI runs
 
 lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)

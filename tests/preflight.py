@@ -63,7 +63,7 @@ def _check_all(clone: Path, environment: Mapping[str, str], base: str) -> list[s
         "lint": ["make", "lint"],
         "types": ["make", "types", "MYPY_CACHE=/dev/null"],
         "contract": ["make", "proto-check", "manifests-check", "page-check"],
-        "collect": [*pytest, "--collect-only", "-qq", "tests"],
+        "collect": ["make", "collect"],
         "demo-smoke": ["make", "demo-smoke"],
         "tests": [*pytest, "-n", "logical", "--dist", "loadfile", "-m", "gate", *tests],
     }

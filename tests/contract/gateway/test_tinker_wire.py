@@ -209,7 +209,7 @@ def _large_body(model: Model) -> str:
 
 def _bomb(model: Model) -> str:
     batch = model.batch()
-    batch.data[0].model_input[0].encoded_text.tokens = bytes(200 * MAX_BODY_BYTES)
+    batch.data[0].model_input[0].encoded_text.tokens = bytes(20 * MAX_BODY_BYTES)
     packed = zstandard.compress(batch.SerializeToString())
     assert len(packed) < MAX_BODY_BYTES
     return model.submit(packed, content_encoding="zstd")

@@ -123,7 +123,7 @@ async def test_sample_takes_newer_weights_and_tells_the_newest(
         probe = rig.stream(session, max_tokens=LONG, extras=IN_FLIGHT)
         await versions_until(probe, 1)
         call = asyncio.ensure_future(
-            rig.sample(session, num_samples=2, max_tokens=2000, extras=IN_FLIGHT)
+            rig.sample(session, num_samples=2, max_tokens=1000, extras=IN_FLIGHT)
         )
         # Behind the request in the queue of the engine: what follows is in the midst of it.
         await eventually(lambda: _num_holders(run, 3))
