@@ -54,12 +54,13 @@ _HAND_OVER = frozenset({"trainer.hand_over", "trainer.handed_over"})
 # Struck where there is a cluster: tests/e2e/test_controller_crashes.py.
 _OF_CLUSTERS = frozenset({"controller.write", "controller.wrote"})
 _LEAVING = frozenset({"trainer.leave", "trainer.left"})
+_RESTORING = frozenset({"trainer.replay", "trainer.replayed"})
 _RELEASING = frozenset({"scheduler.release", "scheduler.released"})
 _MOVING = frozenset({"scheduler.move", "scheduler.moving"})
 _GONE = '"event": "a trainer is gone"'
 _KILLED = -signal.SIGKILL
 _WAIT_S = 300.0
-_NUM_ROUNDS, _ROUND_S = 8, 60.0
+_NUM_ROUNDS = 10
 _POLL_S = 0.05
 # Snapshots often, so that every part of a restore is passed.
 _SETTINGS = {"trainer": {"snapshot_replay_s": 0.2}}
@@ -156,13 +157,14 @@ def _strike(cluster: Cluster, name: str) -> bool:
     }
     pod = roles[name.partition(".")[0]]
     # A restart that meets nothing to be computed again passes no `replayed`: another one may.
-    for _ in range(_NUM_ROUNDS):
+    num_rounds = _NUM_ROUNDS if name in _RESTORING else 1
+    for _ in range(num_rounds):
         num_exits = len(pod.exit_codes)
         _arm(pod, name)
         _provoke(cluster, pod, name)
         # The first exit is that of the restart which armed it.
         with contextlib.suppress(TimeoutError):
-            _wait_for(lambda: len(pod.exit_codes) >= num_exits + 2, name, _ROUND_S)  # noqa: B023
+            _wait_for(lambda: len(pod.exit_codes) >= num_exits + 2, name, _WAIT_S / num_rounds)  # noqa: B023
             return pod.exit_codes[num_exits + 1] == _KILLED
     return False
 

@@ -66,7 +66,7 @@ LONG = {
 
 
 _LIKELY = re.compile(
-    r"(?m)(?<!\bself)(?<!\bcls)\._[a-zA-Z]|[\"'][\w.]*\b_[a-zA-Z]|import.*\b_|^    _\w+,$"
+    r"(?m)(?<!\bself)(?<!\bcls)\._[a-zA-Z]|[\"'][\w.]*\b_[a-zA-Z]|import.*\b_|^\s+_\w+( as \w+)?,?$"
 )
 
 
@@ -127,6 +127,8 @@ def test_files_are_short() -> None:
         ("a._b", ["_b"]),
         ("a._b._c", ["_b", "_c"]),
         ("from a import _b, c", ["_b"]),
+        ("from a import (\n    _b as b,\n    c,\n)", ["_b"]),
+        ("def f():\n    from a import (\n        _b,\n    )", ["_b"]),
         ("patch.setattr(a, '_b', 1)", ["_b"]),
         ("patch.setattr('a._b', 1)", ["a._b"]),
         ("self._a; cls._b; a.__dict__; a._replace(b=1); a.b", []),

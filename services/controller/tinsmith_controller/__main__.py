@@ -23,7 +23,9 @@ async def _serve(config: ControllerConfig) -> None:
             servers.callback(MetricsServer.start(config.metrics_address).stop)
         if config.health_address:
             health = HealthServer(
-                config.health_address, is_alive=lambda: pod is None or pod.is_alive
+                config.health_address,
+                is_alive=lambda: pod is None or pod.is_alive,
+                is_ready=lambda: pod is not None,
             )
             health.start()
             servers.callback(health.stop)

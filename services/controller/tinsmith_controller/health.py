@@ -17,15 +17,23 @@ class HealthServer:
     Args:
         address: `host:port`.
         is_alive: Whether the process works; false has it started anew.
+        is_ready: Whether it has begun; a rollout waits for that.
     """
 
-    def __init__(self, address: str, *, is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, address: str, *, is_alive: Callable[[], bool], is_ready: Callable[[], bool]
+    ) -> None:
+        answers: dict[str, Callable[[], bool]] = {
+            "/healthz": is_alive,
+            "/readyz": lambda: is_ready() and is_alive(),
+        }
+
         class Handler(BaseHTTPRequestHandler):
             timeout = _TIMEOUT_S
 
             def do_GET(self) -> None:
-                known = self.path in ("/healthz", "/readyz")
-                code = (200 if is_alive() else 503) if known else 404
+                is_good = answers.get(self.path)
+                code = 404 if is_good is None else 200 if is_good() else 503
                 body = b"ok\n" if code == 200 else b"not ok\n"
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(body)))

@@ -72,6 +72,11 @@ class ControllerPod:
         self._on_lost = on_lost
         self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
+        try:
+            deployment = _deployment(config, self._cluster)
+        except ApiError:
+            self._cluster.close()
+            raise
         self._scheduler = scheduler or SchedulerClient(
             config.scheduler_address,
             PodCredentials.read(
@@ -89,7 +94,6 @@ class ControllerPod:
             identity=config.replica(),
             ttl_s=config.lease_ttl_s,
         )
-        deployment = _deployment(config, self._cluster)
         self._stores = Caches(
             self._cluster,
             config.namespace_list(),
@@ -247,7 +251,11 @@ class ControllerPod:
 
 
 async def open_pod(
-    config: ControllerConfig, stopped: asyncio.Future[None], *, on_lost: Callable[[], None]
+    config: ControllerConfig,
+    stopped: asyncio.Future[None],
+    *,
+    on_lost: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> ControllerPod | None:
     """Return a replica once the API server answers; None if it was stopped before.
 
@@ -255,21 +263,27 @@ async def open_pod(
         config: Its settings; `sync_timeout_s` is how long the server is asked again.
         stopped: Done when the process is to end.
         on_lost: See `ControllerPod`.
+        clock: Monotonic seconds.
 
     Raises:
         ConfigError: If the server refuses, or does not answer in time.
     """
-    end_s = time.monotonic() + config.sync_timeout_s
+    end_s = clock() + config.sync_timeout_s
     for pause_s in backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+        pod = None
         try:
-            return await asyncio.to_thread(ControllerPod, config, on_lost=on_lost)
+            pod = await asyncio.to_thread(ControllerPod, config, on_lost=on_lost)
         except ApiError as failure:
-            if not failure.may_pass or time.monotonic() + pause_s > end_s:
+            if not failure.may_pass or clock() + pause_s > end_s:
                 raise ConfigError(f"the Kubernetes API does not answer: {failure}") from failure
             logger.warning("the Kubernetes API is asked again", extra={"problem": str(failure)})
-        await asyncio.wait((stopped,), timeout=pause_s)
+            await asyncio.wait((stopped,), timeout=pause_s)
         if stopped.done():
+            if pod is not None:
+                await asyncio.to_thread(pod.stop)
             return None
+        if pod is not None:
+            return pod
     raise AssertionError("pauses have no end")
 
 

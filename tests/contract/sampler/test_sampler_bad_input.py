@@ -266,6 +266,12 @@ ROWS = {
         ),
         INVALID, "SHAPE_MISMATCH", ("int64 or int32",), "prompt.chunks[0].tokens",
     ),
+    "prompt-two-dimensional": Row(
+        with_prompt(
+            lambda prompt: prompt.chunks.add(tokens=encode_tensor(np.ones((2, 2), np.int32)))
+        ),
+        INVALID, "SHAPE_MISMATCH", ("shape [T]", "[2, 2]"), "prompt.chunks[0].tokens",
+    ),
     "token-too-high": Row(
         sample([5, 100_000, 6]), INVALID, "TOKEN_OUT_OF_VOCABULARY",
         ("100000", "position 1", "vocabulary"), "prompt", {"token": "100000"},
@@ -276,6 +282,9 @@ ROWS = {
     ),
     "scored-too-long": Row(
         score([5] * 4097), EXHAUSTED, "SEQUENCE_TOO_LONG", ("4097 tokens", "short")
+    ),
+    "scored-min-version": Row(
+        score([5], min_version=-1), INVALID, "INVALID_FIELD", ("at least 0",), "min_version"
     ),
     # Parameters.
     "temperature-nan": Row(
@@ -305,6 +314,10 @@ ROWS = {
     "alternatives-too-many": Row(
         extra(num_prompt_alternatives=65), INVALID, "INVALID_FIELD", ("0 to 64",),
         "num_prompt_alternatives",
+    ),
+    "targets-one-dimensional": Row(
+        extra(target_prompt_tokens=targets([1, 2, 3])), INVALID, "SHAPE_MISMATCH",
+        ("[T - 1, K]", "[3]"), "target_prompt_tokens",
     ),
     "targets-too-many": Row(
         extra(target_prompt_tokens=targets([[1] * 129] * 3)), INVALID, "SHAPE_MISMATCH",

@@ -246,6 +246,9 @@ ROWS = {
         get_operation("9" * 40), INVALID, "INVALID_FIELD", ("sequence number",),
         {"field": "name"}, consumes=False,
     ),
+    "operation-name-word": Row(
+        get_operation("first"), INVALID, "INVALID_FIELD", metadata={"field": "name"}, consumes=False
+    ),
     "operation-cancel": Row(
         cancel, PRECONDITION, "WRONG_STATE", ("cannot be cancelled", "delete the run instead"),
         {"operation": ...}, consumes=False,

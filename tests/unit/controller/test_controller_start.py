@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import http.client
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,11 +13,15 @@ import pytest
 import yaml
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.faults.proxy import Fault, FaultProxy
-from tests.support.wait import eventually
+from tests.support.wait import TIMEOUT_S, eventually
 
 from tinsmith_controller.config import ControllerConfig
+from tinsmith_controller.health import HealthServer
 from tinsmith_controller.pod import open_pod
+from tinsmith_local.process import free_port
 from tinsmith_runtime.errors import ConfigError
+
+PATHS = ("/healthz", "/readyz", "/else")
 
 
 @pytest.fixture
@@ -93,9 +98,12 @@ async def test_a_server_that_stays_away_ends_the_start(
 ) -> None:
     proxy.add(Fault(refuse=True))
 
+    seconds = itertools.count(0.0, 20.0)
+    stopped = asyncio.get_running_loop().create_future()
     with pytest.raises(ConfigError, match="does not answer"):
-        await opened(dataclasses.replace(config, sync_timeout_s=0.5))
-    assert proxy.num_connections > 1
+        await open_pod(config, stopped, on_lost=unexpected, clock=lambda: next(seconds))
+    # At 20 s, at 40 s, and no more behind the 60 s of `sync_timeout_s`.
+    assert proxy.num_connections == 3
 
 
 async def test_a_server_that_refuses_is_not_asked_again(
@@ -118,3 +126,23 @@ async def test_a_stop_ends_the_wait_for_a_server(
     stopped.set_result(None)
 
     assert await waiting is None
+
+
+def test_a_controller_that_waits_is_alive_and_not_ready() -> None:
+    address, is_open = f"127.0.0.1:{free_port()}", False
+    health = HealthServer(address, is_alive=lambda: True, is_ready=lambda: is_open)
+    health.start()
+    try:
+        assert [status(address, path) for path in PATHS] == [200, 503, 404]
+        is_open = True
+        assert [status(address, path) for path in PATHS] == [200, 200, 404]
+    finally:
+        health.stop()
+
+
+def status(address: str, path: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    connection.request("GET", path)
+    found = connection.getresponse().status
+    connection.close()
+    return found

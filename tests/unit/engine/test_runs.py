@@ -229,7 +229,7 @@ def test_requests_for_the_wrong_run_or_config(engine: Engine, tmp_path: Path) ->
         engine.create_run("run", LORA)
     with pytest.raises(RunNotFoundError):
         engine.optim_step("nobody", AdamParams())
-    absurd = {"rank": (0, 129, 10**9), "alpha": (0.0, math.nan), "seed": (-(2**64), 2**64)}
+    absurd = {"rank": (0, 129, 10**9), "alpha": (0.0, math.nan), "seed": (-(2**63) - 1, 2**63)}
     for name, values in absurd.items():
         for value in values:
             config: Any = {"rank": 4, "seed": 0, name: value}

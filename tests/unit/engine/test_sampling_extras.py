@@ -382,7 +382,7 @@ def test_a_failed_prompt_gives_its_slots_back(
         ({"top_p": 0.0}, InvalidFieldError, "top_p"),
         ({"top_p": 1.5}, InvalidFieldError, "top_p"),
         ({"num_samples": 0}, InvalidFieldError, "num_samples"),
-        ({"stop_strings": ["a", ""]}, InvalidFieldError, "stop_strings"),
+        ({"stop_strings": ["a", ""], "decode_text": str}, InvalidFieldError, "empty"),
         ({"topk_prompt_logprobs": -1}, InvalidFieldError, "topk_prompt_logprobs"),
         ({"topk_sample_logprobs": -1}, InvalidFieldError, "topk_sample_logprobs"),
         ({"topk_sample_logprobs": VOCAB + 1}, InvalidFieldError, "topk_sample_logprobs"),

@@ -58,9 +58,9 @@ def migrated(postgres: PostgresServer) -> str:
         await ledger.open()
         await ledger.close()
 
-    url = postgres.create_database("migrated")
+    url = postgres.create_database()
     asyncio.run(migrate(PostgresLedger(url, holder=Holder("trainer-0", "only"))))
-    return "migrated"
+    return url.rpartition("/")[2]
 
 
 class TestPostgresLedger(LedgerSuite, RetentionSuite):

@@ -12,7 +12,13 @@ from tinsmith import names
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, BatchResult, OptimStepResult
-from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
+from tinsmith_runtime.errors import (
+    InvalidFieldError,
+    NotFiniteInputError,
+    RunNotFoundError,
+    ShapeMismatchError,
+    TinsmithError,
+)
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
 from tinsmith_runtime.rpc.requests import decode_name_part, decode_timeout
 from tinsmith_trainer.execution.operation_status import OperationStatus
@@ -116,6 +122,37 @@ def test_absent_hyper_parameters_have_their_defaults_and_present_ones_their_valu
     assert AdamParams() == AdamParams(
         learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("learning_rate", float("nan"), NotFiniteInputError),
+        ("grad_clip_norm", float("inf"), NotFiniteInputError),
+        ("learning_rate", -1.0, InvalidFieldError),
+        ("weight_decay", -1.0, InvalidFieldError),
+        ("grad_clip_norm", -1.0, InvalidFieldError),
+        ("beta1", 1.0, InvalidFieldError),
+        ("beta1", -0.1, InvalidFieldError),
+        ("beta2", 1.0, InvalidFieldError),
+        ("eps", 0.0, InvalidFieldError),
+    ],
+)
+def test_a_bad_hyper_parameter_is_named_as_the_request_has_it(
+    name: str, value: float, error: type[TinsmithError]
+) -> None:
+    adam = trainer_pb2.AdamParams(**{"learning_rate": 1.0, name: value})
+    with pytest.raises(error) as failure:
+        training_codec.decode_work(Kind.OPTIM_STEP, trainer_pb2.OptimStepRequest(adam=adam))
+    assert failure.value.metadata["field"] == f"adam.{name}"
+
+
+@pytest.mark.parametrize("shape", [(), (6, 1, 1)])
+def test_a_tensor_of_another_rank_is_named(shape: tuple[int, ...]) -> None:
+    datum = make_datum(weights=np.ones(shape, np.float32))
+    with pytest.raises(ShapeMismatchError, match=r"shape \[T\] or \[T, K\]") as failure:
+        training_codec.decode_work(Kind.FORWARD_BACKWARD, forward_backward(data=[datum]))
+    assert failure.value.metadata["field"] == 'data[0].loss_inputs["weights"]'
 
 
 def test_an_observed_number_is_not_negative() -> None:

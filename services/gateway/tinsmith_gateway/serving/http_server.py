@@ -21,6 +21,7 @@ _KEEP_ALIVE_S = 75
 """Longer than clients keep unused connections: the one that closes first must be the client, or
 its next request may meet a connection that is just being closed."""
 _LINE_BYTES = len(b": \r\n")
+_TURNS_OF_AN_ACCEPT = 8
 _CUT_TIMEOUT_S = 1.0
 
 
@@ -104,6 +105,11 @@ class HttpServer:
         # Cancelled, since it looks every tenth of a second whether it is to end.
         self._ticking.cancel()
         await asyncio.wait([self._ticking])
+        if not self._ticking.cancelled():
+            self._ticking.result()
+        # What was accepted before is handed over within a few turns of the loop.
+        for _ in range(_TURNS_OF_AN_ACCEPT):
+            await asyncio.sleep(0)
         state = self._server.server_state
         if state.connections or state.tasks:
             with contextlib.suppress(TimeoutError):
