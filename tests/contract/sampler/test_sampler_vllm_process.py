@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -16,10 +15,10 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.fakes.vllm_child import DIE, FOLDER, GARBLE
+from tests.fakes.vllm_engines import INFO, SETTINGS, TENSORS, sampled
 from tests.support.wait import eventually
 
-from tinsmith_engine import FullConfig, LoraConfig, SampledSequence, SampleRequest, WeightVersion
-from tinsmith_engine.base.types import ModelInfo
+from tinsmith_engine import FullConfig, LoraConfig, SampleRequest
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     InvalidFieldError,
@@ -27,22 +26,10 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.text.penalties import Shaping
-from tinsmith_sampler.engines.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
-from tinsmith_sampler.vllm.messages import Configure
 from tinsmith_sampler.vllm.process import Interpreter
 
-INFO = ModelInfo(
-    vocab_size=100,
-    max_context_tokens=64,
-    dtype="float32",
-    num_parameters=1,
-    exactness="fast",
-    family="none",
-    fingerprint="none",
-)
 LORA = LoraConfig(rank=4)
-TENSORS = {"base_model.model.q_proj.lora_A.weight": torch.ones(4, 4)}
 
 
 @pytest.fixture
@@ -59,43 +46,15 @@ async def engine(
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.fakes.vllm_child "$3"\n')
     python.chmod(0o755)
-    settings = Configure(
-        model="none",
-        dtype="float32",
-        max_model_tokens=64,
-        max_sequences=4,
-        max_logprobs=5,
-        cache_bytes=2**30,
-        max_adapters=2,
-        max_host_adapters=4,
-        max_adapter_rank=8,
-        tensor_parallel_size=1,
-    )
     engine = VllmEngine(
         INFO,
-        settings,
+        SETTINGS,
         Interpreter(str(python), 1, 60.0, is_cpu=True, restart_waits_s=(0.0, 0.01)),
         stall_timeout_s=stall_timeout_s,
     )
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def sampled(
-    engine: VllmEngine,
-    weights: WeightVersion | None = None,
-    *,
-    first: int = 1,
-    num_samples: int = 2,
-) -> list[SampledSequence]:
-    """Return completions of three tokens."""
-    request = SampleRequest(
-        prompt_tokens=[first, 2], max_tokens=3, num_samples=num_samples, weights=weights
-    )
-    ticket = Ticket(request, None)
-    await engine.submit(ticket)
-    return await asyncio.wrap_future(ticket.future)
 
 
 async def test_a_process_that_ended_is_started_again_with_the_adapters_that_it_had(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.metrics import metric
+from tests.unit.controller.controller_settings import REQUIRED
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile, parse_queue_config
 from tinsmith_controller.assignment.types import QueueConfig, Share
@@ -37,14 +38,7 @@ class Clock:
 
 def test_what_is_set_about_plans_reaches_them() -> None:
     config = ControllerConfig(
-        namespaces="team-a",
-        scheduler_address="scheduler:7070",
-        gateway_address="gateway:7077",
-        pod_key="k",
-        storage_uri="s3://bucket",
-        image_repository="tinsmith",
-        image_tag="1",
-        lease_namespace="tinsmith",
+        **REQUIRED,
         backoff_base_s=1.0,
         backoff_max_s=2.0,
         refusal_s=3.0,

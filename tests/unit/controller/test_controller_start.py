@@ -14,6 +14,7 @@ import yaml
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.faults.proxy import Fault, FaultProxy
 from tests.support.wait import TIMEOUT_S, eventually
+from tests.unit.controller.controller_settings import REQUIRED
 
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.health import HealthServer
@@ -50,17 +51,7 @@ def config(proxy: FaultProxy, tmp_path: Path) -> ControllerConfig:
         "current-context": name,
     }
     kubeconfig.write_text(yaml.safe_dump(content))
-    return ControllerConfig(
-        namespaces="team-a",
-        scheduler_address="scheduler:7070",
-        gateway_address="gateway:7077",
-        pod_key="k",
-        storage_uri="s3://bucket",
-        image_repository="tinsmith",
-        image_tag="1",
-        lease_namespace="tinsmith",
-        kubeconfig=str(kubeconfig),
-    )
+    return ControllerConfig(**REQUIRED, kubeconfig=str(kubeconfig))
 
 
 async def opened(config: ControllerConfig) -> bool:

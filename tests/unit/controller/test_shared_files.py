@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from tests.unit.controller.controller_settings import REQUIRED
 from tests.unit.controller.test_controller_manifests import DEPLOYMENT, EVERYTHING, owner_of
 
 from tinsmith_controller.config import ControllerConfig
@@ -94,16 +95,7 @@ def test_no_job_names_the_claim_of_all_projects(spec: dict[str, Any], told: str)
 
 @pytest.mark.parametrize("uri", ["s3://bucket", "file:///data", "file:///storage/../etc"])
 def test_a_claim_needs_a_folder_on_it(uri: str) -> None:
-    fields = {
-        "namespaces": "a",
-        "lease_namespace": "a",
-        "scheduler_address": "s:1",
-        "gateway_address": "g:1",
-        "pod_key": "r" * 40,
-        "image_repository": "i",
-        "image_tag": "1",
-        "storage_claim_name": "checkpoints",
-    }
-    ControllerConfig(**fields, storage_uri="file:///storage/a")
+    fields = REQUIRED | {"storage_claim_name": "checkpoints"}
+    ControllerConfig(**fields | {"storage_uri": "file:///storage/a"})
     with pytest.raises(ConfigError, match="must be file:///storage or below"):
-        ControllerConfig(**fields, storage_uri=uri)
+        ControllerConfig(**fields | {"storage_uri": uri})

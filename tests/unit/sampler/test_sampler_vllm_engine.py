@@ -18,43 +18,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 from tests.fakes import vllm_child
 from tests.fakes.vllm_child import DIE, FOLDER, GARBLE
+from tests.fakes.vllm_engines import INFO, SETTINGS, TENSORS, sampled
 from tests.support.wait import eventually
 
-from tinsmith_engine import LoraConfig, SampledSequence, SampleRequest, WeightVersion
-from tinsmith_engine.base.types import ModelInfo
+from tinsmith_engine import LoraConfig
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_sampler.engines.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
-from tinsmith_sampler.vllm.messages import Configure
 from tinsmith_sampler.vllm.process import Interpreter, VllmProcess
 
-INFO = ModelInfo(
-    vocab_size=100,
-    max_context_tokens=64,
-    dtype="float32",
-    num_parameters=1,
-    exactness="fast",
-    family="none",
-    fingerprint="none",
-)
-SETTINGS = Configure(
-    model="none",
-    dtype="float32",
-    max_model_tokens=64,
-    max_sequences=4,
-    max_logprobs=5,
-    cache_bytes=2**30,
-    max_adapters=2,
-    max_host_adapters=4,
-    max_adapter_rank=8,
-    tensor_parallel_size=1,
-)
 WAITS_S = (1001.0, 1002.0, 1003.0)
 INTERPRETER = Interpreter("no python", 1, 60.0, is_cpu=True, restart_waits_s=WAITS_S)
-TENSORS = {"base_model.model.q_proj.lora_A.weight": torch.ones(4, 4)}
 
 
 class ThreadChild:
@@ -113,15 +88,6 @@ async def engine(waits_s: list[float]) -> AsyncIterator[VllmEngine]:
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def sampled(
-    engine: VllmEngine, weights: WeightVersion | None = None, *, first: int = 1
-) -> list[SampledSequence]:
-    request = SampleRequest(prompt_tokens=[first, 2], max_tokens=3, num_samples=2, weights=weights)
-    ticket = Ticket(request, None)
-    await engine.submit(ticket)
-    return await asyncio.wrap_future(ticket.future)
 
 
 async def test_a_process_that_ended_is_started_again_with_the_adapters_that_it_had(
