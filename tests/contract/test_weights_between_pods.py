@@ -16,7 +16,6 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
-from prometheus_client import REGISTRY
 from tests.fakes.sampler_harness import (
     SamplerRig,
     refusal,
@@ -32,6 +31,7 @@ from tests.fakes.trainer_harness import (
     running_trainer,
 )
 from tests.faults.proxy import Fault, FaultProxy
+from tests.support.metrics import metric
 from tests.support.pod_keys import pod
 
 from tinsmith.tensors import decode_tensor
@@ -109,8 +109,7 @@ async def pinned(trainer: TrainerRig, sampler: SamplerRig, run: RunClient, name:
 
 def loads(source: str) -> float:
     """Return how many weights came by a way so far."""
-    name = "tinsmith_sampler_weight_loads_total"
-    return REGISTRY.get_sample_value(name, {"source": source}) or 0.0
+    return metric("tinsmith_sampler_weight_loads_total", source=source)
 
 
 def exported_folders(trainer: TrainerRig, run: RunClient) -> list[Path]:

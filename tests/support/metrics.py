@@ -8,8 +8,12 @@ def metric(name: str, **labels: str) -> float:
 
     A metric without labels must exist.
     """
-    value = REGISTRY.get_sample_value(name, labels)
-    if labels:
-        return value or 0.0
-    assert value is not None, f"there is no metric {name}"
-    return value
+    # Of this metric alone: a look at all of them takes a hundred times as long.
+    families = REGISTRY.restricted_registry([name]).collect()
+    values = [
+        sample.value for family in families for sample in family.samples if sample.labels == labels
+    ]
+    if labels and not values:
+        return 0.0
+    assert values, f"there is no metric {name}"
+    return values[0]

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from prometheus_client import REGISTRY
 from tests.integration.servers import Deployment, embedded_server
+from tests.support.metrics import metric
 
 import tinsmith
 
@@ -154,7 +154,7 @@ def test_a_client_that_leaves_takes_no_episode(
 
 def _num_left() -> float:
     name = "tinsmith_gateway_http_request_duration_seconds_count"
-    return REGISTRY.get_sample_value(name, {"endpoint": "claim", "status": "499"}) or 0.0
+    return metric(name, endpoint="claim", status="499")
 
 
 def test_a_task_reaches_the_agent_as_it_was_registered(

@@ -128,6 +128,12 @@ def engine(qwen3_dir: Path) -> Engine:
     return Engine.load(qwen3_dir, max_resident_runs=8)
 
 
+@pytest.fixture(scope="session")
+def unchanged_engine(qwen3_dir: Path) -> Engine:
+    """One engine for all tests of what it refuses, and of what is read of it."""
+    return Engine.load(qwen3_dir, max_resident_runs=8)
+
+
 def make_batch(
     loss: str = "cross_entropy",
     lengths: Sequence[int] = (5, 23, 17, 23),

@@ -154,11 +154,11 @@ def test_alpha_is_what_the_contract_can_hold(
     ],
 )
 def test_a_setting_without_counterpart_is_refused_by_name(
-    setting: str, value: Any, engine: Engine
+    setting: str, value: Any, unchanged_engine: Engine
 ) -> None:
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, setting: value}
     with pytest.raises(AdapterUnsupportedError) as refused:
-        plan_import(json.dumps(settings).encode(), {}, engine.model.lora_targets)
+        plan_import(json.dumps(settings).encode(), {}, unchanged_engine.model.lora_targets)
     assert refused.value.metadata["setting"] == setting
 
 
@@ -167,9 +167,9 @@ def test_a_setting_without_counterpart_is_refused_by_name(
     [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}" + b" " * 2**20, b'{"r": NaN}'],
     ids=["empty", "cut", "list", "no-utf8", "deep", "large", "nan"],
 )
-def test_settings_that_are_none_are_refused(content: bytes, engine: Engine) -> None:
+def test_settings_that_are_none_are_refused(content: bytes, unchanged_engine: Engine) -> None:
     with pytest.raises(TinsmithError) as refused:
-        plan_import(content, {}, engine.model.lora_targets)
+        plan_import(content, {}, unchanged_engine.model.lora_targets)
     assert isinstance(refused.value, FileRefusedError | AdapterUnsupportedError)
 
 

@@ -417,9 +417,9 @@ def test_a_failed_prompt_gives_its_slots_back(
     ],
 )
 def test_bad_extras_are_refused(
-    engine: Engine, changes: dict[str, Any], error: type[Exception], field: str
+    unchanged_engine: Engine, changes: dict[str, Any], error: type[Exception], field: str
 ) -> None:
-    sampler = Sampler(engine)
+    sampler = Sampler(unchanged_engine)
     with pytest.raises(error, match=field):
         sampler.add(request(**changes))
     assert not sampler.has_work
