@@ -20,7 +20,7 @@ class FakeKubernetes:
     """Keeps training jobs of one namespace, and logs of pods, in memory.
 
     `refusals` are answered first, one `(status, message)` for each call; `pods` are the metadata of
-    each pod, `logs` its lines, with their times.
+    each pod, `logs` its lines, with their times. `paths` are of all calls so far.
     """
 
     def __init__(self) -> None:
@@ -29,6 +29,7 @@ class FakeKubernetes:
         self.logs: dict[str, list[tuple[str, str]]] = {}
         self.refusals: list[tuple[int, str]] = []
         self.delay_s = 0.0
+        self.paths: list[str] = []
         self.changed = threading.Condition()
         self._version = 100
         fake = self
@@ -76,6 +77,7 @@ class FakeKubernetes:
 
     def answer(self, call: BaseHTTPRequestHandler, method: str) -> None:
         """Answer one call."""
+        self.paths.append(call.path)
         url = urlsplit(call.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         size = int(call.headers.get("content-length") or 0)

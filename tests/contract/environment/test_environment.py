@@ -16,6 +16,7 @@ from google.protobuf import struct_pb2
 from grpc_status import rpc_status
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.pod_keys import POD_KEY, pod
+from tests.support.wait import eventually
 
 from tinsmith import tensors
 from tinsmith.environments.observation_codec import decode_tokens
@@ -306,20 +307,23 @@ async def test_a_stream_outlives_failed_steps() -> None:
         assert answers[steps[-1][0]].failure.reason == "INSTANCE_NOT_FOUND"
 
 
-async def test_killing_a_shared_worker_in_the_middle_of_steps_fails_its_episodes_alone() -> None:
+async def test_killing_a_shared_worker_in_the_middle_of_steps_fails_its_episodes_alone(
+    tmp_path: Path,
+) -> None:
     async with running(max_project_workers=2) as rig:
-        await kill_a_worker_in_the_middle_of_steps(rig)
+        await kill_a_worker_in_the_middle_of_steps(rig, tmp_path / "hangs")
 
 
-async def kill_a_worker_in_the_middle_of_steps(rig: Rig) -> None:
-    names = [(await rig.create()).name for _ in range(6)]
+async def kill_a_worker_in_the_middle_of_steps(rig: Rig, hangs: Path) -> None:
+    config = {"hangs_at": str(hangs)}
+    names = [(await rig.create(config=config)).name for _ in range(6)]
     pids = {}
     for name in names:
         pids[name] = pid_of(await rig.step(name, 0))
     assert len(set(pids.values())) == 2
     victim = pids[names[0]]
     hanging = asyncio.create_task(rig.step(names[0], 1, "hang"))
-    await asyncio.sleep(0.2)
+    await eventually(hangs.exists)
     os.kill(victim, signal.SIGKILL)
     with expect_rpc_error(Code.ABORTED, reason="ENVIRONMENT_FAILED") as messages:
         await hanging
@@ -330,9 +334,7 @@ async def kill_a_worker_in_the_middle_of_steps(rig: Rig) -> None:
                 await rig.step(name, 1)
         else:
             assert (await rig.step(name, 1)).reward == 0.5
-    async with asyncio.timeout(20):
-        while len(rig.pod.workers.workers) < 2:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(rig.pod.workers.workers) == 2)
     fresh = [(await rig.create()).name for _ in range(4)]
     answers = await stream(rig, [(name, 0, "go") for name in fresh])
     assert {pid_of(answer.step) for answer in answers.values()} == {

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.fakes.kubernetes_api import FakeKubernetes
+from tests.support.wait import eventually
 
 from tinsmith.names import JobName
 from tinsmith_jobs.naming import (
@@ -164,7 +165,7 @@ async def test_a_job_is_watched_to_its_end(
 
     async with asyncio.timeout(10):
         task = asyncio.create_task(watch())
-        await asyncio.sleep(0.1)
+        await eventually(lambda: any("watch=" in path for path in cluster.paths))
         assert not seen
         cluster.update("j", phase="Running")
         await task
@@ -237,7 +238,7 @@ async def test_logs_are_read_where_they_were_left(
         # Another driver is made, whose container has not begun.
         cluster.pods.append(pod_of(made.uid, "driver", 2))
         later = asyncio.create_task(anext(followed))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: any("/j-driver-0-e2/log" in path for path in cluster.paths))
         assert not later.done()
         cluster.logs["j-driver-0-e2"] = [("2026-11-22T08:00:09.123456789Z", "again")]
         assert (await later).text == "again\n"

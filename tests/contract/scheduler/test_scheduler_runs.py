@@ -15,6 +15,7 @@ from tests.fakes.scheduler_fake_trainer import (
     new_id,
     running_rig,
 )
+from tests.support.metrics import metric
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
@@ -439,7 +440,8 @@ async def test_stop_lets_waiting_clients_go(rig: Rig) -> None:
     operation = await rig.begin_run(rig.admin, await rig.session(rig.admin))
     waiting = asyncio.create_task(rig.wait(rig.admin, operation.name, wait_s=20))
     await eventually(lambda: len(rig.trainer.adopt_calls) == 1)
-    await asyncio.sleep(0.05)
+    method = "/google.longrunning.Operations/WaitOperation"
+    await eventually(lambda: metric("tinsmith_rpc_in_flight", method=method) == 1)
     async with asyncio.timeout(5):
         await rig.pod.stop()
         assert not (await waiting).done

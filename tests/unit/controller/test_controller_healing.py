@@ -27,11 +27,12 @@ def take_the_place(world: World, pod: str, gpus: int = 8) -> None:
     world.foreign_pod("theirs", node, gpus)
 
 
-def test_a_pod_whose_gpus_others_took_is_placed_anew(world: World) -> None:
+@pytest.mark.parametrize("num_taken", [8, 1])
+def test_a_pod_whose_gpus_others_took_is_placed_anew(world: World, num_taken: int) -> None:
     process = Process(world)
     world.job("ours")
     process.settle()
-    take_the_place(world, "ours-trainer-0-e1")
+    take_the_place(world, "ours-trainer-0-e1", num_taken)
 
     process.settle()
 

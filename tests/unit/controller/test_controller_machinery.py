@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.metrics import metric
+from tests.support.wait import TIMEOUT_S
 from tests.unit.controller.controller_settings import REQUIRED
 
 from tinsmith_controller.assignment.queue_config import QueueConfigFile, parse_queue_config
@@ -114,6 +115,9 @@ class FakeLeases:
     def __init__(self) -> None:
         self.lease: Json | None = None
         self.is_away = False
+        self.is_asked = threading.Event()
+        self.is_passing = threading.Event()
+        self.is_passing.set()
         self._version = 0
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
@@ -144,6 +148,8 @@ class FakeLeases:
         return copy.deepcopy(self.lease)
 
     def _check(self) -> None:
+        self.is_asked.set()
+        assert self.is_passing.wait(TIMEOUT_S)
         if self.is_away:
             raise ApiError(0, "Unreachable", "away")
 
@@ -206,6 +212,23 @@ class TestElection:
         first.stop()
 
         assert metric("tinsmith_controller_is_leader") == 0
+        assert second.try_once()
+
+    def test_a_lease_that_is_taken_as_the_replica_is_stopped_is_given_back(self) -> None:
+        server, clock = FakeLeases(), Clock()
+        first, second = (self._replica(server, clock, name) for name in "ab")
+        server.is_passing.clear()
+        electing = threading.Thread(target=first.wait_elected)
+        electing.start()
+        assert server.is_asked.wait(TIMEOUT_S)
+        stopping = threading.Thread(target=first.stop)
+        stopping.start()
+        server.is_passing.set()
+        for thread in (electing, stopping):
+            thread.join(TIMEOUT_S)
+
+        assert not first.is_leader
+        assert not first.try_once(), "it was stopped"
         assert second.try_once()
 
     def test_a_slow_clock_of_another_machine_does_not_matter(self) -> None:

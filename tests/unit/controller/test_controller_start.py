@@ -124,16 +124,19 @@ def test_a_controller_that_waits_is_alive_and_not_ready() -> None:
     health = HealthServer(address, is_alive=lambda: True, is_ready=lambda: is_open)
     health.start()
     try:
-        assert [status(address, path) for path in PATHS] == [200, 503, 404]
+        good, bad, unknown = (200, b"ok\n"), (503, b"not ok\n"), (404, b"not ok\n")
+        assert [answer(address, path) for path in PATHS] == [good, bad, unknown]
         is_open = True
-        assert [status(address, path) for path in PATHS] == [200, 200, 404]
+        assert [answer(address, path) for path in PATHS] == [good, good, unknown]
     finally:
         health.stop()
 
 
-def status(address: str, path: str) -> int:
+def answer(address: str, path: str) -> tuple[int, bytes]:
+    """Return the status and the body."""
     connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     connection.request("GET", path)
-    found = connection.getresponse().status
+    found = connection.getresponse()
+    content = found.read()
     connection.close()
-    return found
+    return found.status, content

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.support.wait import eventually
 
 from tinsmith.names import InstanceName
 from tinsmith_environment import Action, Observation, StepResult
@@ -137,7 +138,7 @@ async def test_a_repeated_step_is_applied_once(rig: Rig) -> None:
 async def test_a_step_that_nobody_waited_for_is_found_by_its_repeat(rig: Rig) -> None:
     view = await rig.create()
     waiting = asyncio.create_task(rig.step(view, 0, "wait"))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: rig.worker.steps)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -30,8 +30,8 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
     await pool.stop()
 
 
-async def create(worker: WorkerProcess, instance: str) -> None:
-    await worker.create(instance, UNRULY, {}, 1, {"fail_reset": False})
+async def create(worker: WorkerProcess, instance: str, hangs_at: str = "") -> None:
+    await worker.create(instance, UNRULY, {}, 1, {"fail_reset": False, "hangs_at": hangs_at})
 
 
 async def replaced(pool: WorkerPool, pid: int) -> WorkerProcess:
@@ -108,11 +108,14 @@ async def test_what_the_pod_started_itself_outlives_a_worker(pool: WorkerPool) -
         own.communicate()
 
 
-async def test_a_kill_in_the_middle_of_a_step_fails_the_step(pool: WorkerPool) -> None:
+async def test_a_kill_in_the_middle_of_a_step_fails_the_step(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     (worker,) = pool.workers
-    await create(worker, "a")
+    hangs = tmp_path / "hangs"
+    await create(worker, "a", hangs_at=str(hangs))
     step = asyncio.create_task(worker.step("a", Action(text="hang")))
-    await asyncio.sleep(0.1)
+    await eventually(hangs.exists)
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFailedError, match="signal SIGKILL"):
         await step

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,14 @@ from tinsmith_environment import Action, Environment, JsonValue, Message, Observ
 class UnrulyEnvironment(Environment):
     """Does what the action says."""
 
-    default_config: ClassVar[Mapping[str, JsonValue]] = {"fail_reset": False}
+    default_config: ClassVar[Mapping[str, JsonValue]] = {"fail_reset": False, "hangs_at": ""}
     action_kinds = frozenset({"text", "tokens"})
 
     def reset(self, seed: int, config: Mapping[str, JsonValue]) -> Observation:
         if config["fail_reset"]:
             raise RuntimeError("no level")
         self._num_steps = 0
+        self._hangs_at = str(config.get("hangs_at", ""))
         return Observation.of_user(f"seed {seed}")
 
     def step(self, action: Action) -> StepResult:
@@ -41,6 +43,8 @@ class UnrulyEnvironment(Environment):
             case "die":
                 os._exit(7)
             case "hang":
+                if self._hangs_at:
+                    Path(self._hangs_at).touch()
                 time.sleep(600)
             case "print":
                 print("garbage", flush=True)  # noqa: T201

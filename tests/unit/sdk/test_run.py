@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -185,7 +184,8 @@ def test_results_survive_a_restart_at_another_address(data: Data) -> None:
         until(lambda: first.state.calls["WaitOperations"] > num_polls)
         trainer.stop()
         during = run.optim_step()
-        time.sleep(0.3)
+        num_looks = first.state.calls["GetTrainingRun"]
+        until(lambda: first.state.calls["GetTrainingRun"] > num_looks)
         second = FakeServer(first.state)
         first.state.trainer_address = second.address
         second.update(paused=False)

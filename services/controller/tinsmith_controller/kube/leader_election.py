@@ -76,6 +76,8 @@ class LeaderElection:
         self._believed_until_s = 0.0
         self._seen: tuple[str, float] = ("", 0.0)
         self._stopped = threading.Event()
+        # Held over what is asked of the server: what is under way at a stop is given back as well.
+        self._asking = threading.Lock()
 
     @property
     def is_leader(self) -> bool:
@@ -100,7 +102,7 @@ class LeaderElection:
         try:
             while not self._stopped.wait(self._ttl_s / 5):
                 self.try_once()
-                if not self.is_leader:
+                if not self.is_leader and not self._stopped.is_set():
                     break
             else:
                 return
@@ -113,6 +115,10 @@ class LeaderElection:
     def stop(self) -> None:
         """End the election on this side, and release the Lease, so that no replica waits for it."""
         self._stopped.set()
+        with self._asking:
+            self._release()
+
+    def _release(self) -> None:
         if not self.is_leader:
             return
         self._believed_until_s = 0.0
@@ -127,6 +133,10 @@ class LeaderElection:
 
     def try_once(self) -> bool:
         """Renew the Lease, or take it if it is free; return whether this replica holds it."""
+        with self._asking:
+            return not self._stopped.is_set() and self._try()
+
+    def _try(self) -> bool:
         begin_s = self._clock()
         try:
             held = self._renew_or_take(begin_s)
