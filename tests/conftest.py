@@ -1,7 +1,6 @@
 """Fixtures and settings of all tests."""
 
 import gc
-import os
 import random
 import shutil
 import signal
@@ -26,10 +25,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
-
-# A client reads the authorities that it trusts, also over HTTP; those of the machine take 30 ms.
-# Tests have their own, and this one has signed nothing.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "fakes" / "authority.pem")
 
 # A shell lets what runs in the background ignore Ctrl-C, which programs of tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
