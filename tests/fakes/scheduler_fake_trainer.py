@@ -323,9 +323,11 @@ class Rig:
                     request, metadata=self._registered[request.name], timeout=5
                 )
 
-    async def user(self, project: str = "default") -> Metadata:
+    async def user(self, project: str = "default", role: str = "") -> Metadata:
         """Return the credential of a new user of a project."""
-        request = keys_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
+        request = keys_pb2.CreateKeyRequest(
+            parent=f"projects/{project}", request_id=new_id(), role=role
+        )
         key = await self.key_stub.CreateKey(request, metadata=self.admin, timeout=60)
         return bearer(key.secret)
 
