@@ -130,7 +130,31 @@ def differences(connection: sa.Connection, tables: ModuleType) -> list[Any]:
     is_postgres = connection.dialect.name == "postgresql"
     options = {"compare_type": True, "compare_server_default": is_postgres}
     context = MigrationContext.configure(connection, opts=options)
-    return list(compare_metadata(context, tables.metadata))
+    found = list(compare_metadata(context, tables.metadata))
+    # Nor does it compare keys.
+    for table in tables.metadata.sorted_tables:
+        wanted = [column.name for column in table.primary_key]
+        inspected = sa.inspect(connection).get_pk_constraint(table.name)["constrained_columns"]
+        if inspected != wanted or is_counted(connection, table) != counts(table, is_postgres):
+            found.append((table.name, inspected))
+    return found
+
+
+def counts(table: sa.Table, is_postgres: bool) -> bool:
+    """Whether a server is to draw the keys of a table, and none twice."""
+    if is_postgres:
+        return table.autoincrement_column is not None
+    return bool(table.dialect_options["sqlite"]["autoincrement"])
+
+
+def is_counted(connection: sa.Connection, table: sa.Table) -> bool:
+    """Whether it does."""
+    if connection.dialect.name == "postgresql":
+        columns = sa.inspect(connection).get_columns(table.name)
+        return any(column["autoincrement"] for column in columns)
+    query = "SELECT sql FROM sqlite_master WHERE name = ?"
+    made: str = connection.exec_driver_sql(query, (table.name,)).scalar_one()
+    return "AUTOINCREMENT" in made
 
 
 @pytest.mark.parametrize("from_version", [None, 1])

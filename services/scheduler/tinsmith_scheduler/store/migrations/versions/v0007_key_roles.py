@@ -18,6 +18,7 @@ def upgrade() -> None:
     for serial, scopes in connection.execute(sa.select(keys.c.serial, keys.c.scopes)).all():
         if "admin" in scopes:
             connection.execute(sa.update(keys).where(keys.c.serial == serial).values(role="admin"))
-    with op.batch_alter_table("keys") as batch:
+    # SQLite copies the table, and would draw numbers of forgotten keys again.
+    with op.batch_alter_table("keys", table_kwargs={"sqlite_autoincrement": True}) as batch:
         batch.drop_column("scopes")
         batch.alter_column("role", server_default=None)
