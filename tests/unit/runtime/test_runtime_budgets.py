@@ -158,7 +158,9 @@ def test_reports_and_budgets_arrive_as_they_were_sent() -> None:
     assert usage_codec.decode_report(sent).stored["p", "r"] == 0
 
 
-@pytest.mark.parametrize("field", [field.name for field in usage_pb2.UsageAmounts.DESCRIPTOR.fields])
+@pytest.mark.parametrize(
+    "field", [field.name for field in usage_pb2.UsageAmounts.DESCRIPTOR.fields]
+)
 def test_amounts_below_nothing_are_refused(field: str) -> None:
     message = usage_codec.encode_amounts(AMOUNTS)
     assert usage_codec.decode_amounts(message, "amounts") == AMOUNTS
