@@ -24,6 +24,8 @@ def test_connections_name_their_protocol() -> None:
         (b"\x0a\x01x\x10\x05\x1a\xff", b"\x0a\x01x\x10\x05"),
         (b"\x1a\xff", b""),
         (b"\x0a\x01x\x15\x00\x00\x00\x00\x11" + bytes(8), None),
+        (b"\x15\x0a\x01\x0a\x01\x10\x05\x1a\xff", b"\x15\x0a\x01\x0a\x01\x10\x05"),
+        (b"\x10\x80\x01\x1a\xff", b"\x10\x80\x01"),
     ],
 )
 def test_a_message_is_cut_behind_its_leading_fields(body: bytes, expected: bytes | None) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
-from tinsmith_gateway.proxy.protobuf_scan import MAX_FIELDS, read_text_field
+from tinsmith_gateway.proxy.protobuf_scan import MAX_FIELDS, MAX_NAME_BYTES, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS
 from tinsmith_runtime.errors import MalformedRequestError
 
@@ -51,6 +51,24 @@ def test_the_last_of_several_wins() -> None:
     body = b"\x0a\x01a" + b"\x10\x05" + b"\x0a\x01b"
     assert read_text_field(body) == "b"
     assert scheduler_pb2.GetTrainingRunRequest.FromString(body).name == "b"
+
+
+def test_a_field_is_found_behind_others_of_every_type() -> None:
+    others = b"\x15" + bytes(4) + b"\x19" + bytes(8) + b"\x20\x80\x01" + b"\x2a\x02\x0a\x01"
+    assert read_text_field(others + b"\x0a\x01a" + others) == "a"
+    assert read_text_field(others + b"\x0a\x01a", 5) == "\n\x01"
+    assert read_text_field(others, 6) == ""
+
+
+def test_a_name_has_a_largest_size() -> None:
+    longest = "a" * MAX_NAME_BYTES
+    message = scheduler_pb2.GetTrainingRunRequest(name=longest)
+    assert read_text_field(message.SerializeToString()) == longest
+    message.name += "a"
+    with pytest.raises(MalformedRequestError, match="more than 4096 bytes"):
+        read_text_field(message.SerializeToString())
+    # What it is not routed by may be of any size.
+    assert read_text_field(message.SerializeToString(), 2) == ""
 
 
 def test_a_message_of_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.tinker import wire_pb2
 from tinsmith_gateway.tinker.wire import bodies, tensor_codec
 from tinsmith_gateway.tinker.wire.training_codec import image_chunk
-from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.text.stop_strings import check_stop_strings
 
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
@@ -56,9 +55,6 @@ def decode_sample(body: bodies.Sample, sampling_session: str) -> sampler_pb2.Sam
 
 
 def _decode_params(params: bodies.SamplingParams) -> trajectories_pb2.SamplingParams:
-    for name in ("temperature", "top_p"):
-        if not math.isfinite(getattr(params, name)):
-            raise NotFiniteInputError(f"sampling_params.{name}", "must be finite")
     message = trajectories_pb2.SamplingParams(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
