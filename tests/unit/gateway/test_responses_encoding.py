@@ -142,5 +142,7 @@ def test_a_call_that_is_cut_is_incomplete() -> None:
 def test_scores_are_told_without_what_has_no_bytes() -> None:
     other = {"token": "b", "bytes": None, "logprob": -1.0}
     entry = {"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [other]}
-    assert logprobs_of({"content": [entry]}) == [{**entry, "top_logprobs": [{**other, "bytes": []}]}]
+    assert logprobs_of({"content": [entry]}) == [
+        {**entry, "top_logprobs": [{**other, "bytes": []}]}
+    ]
     assert logprobs_of(None) == []
