@@ -14,6 +14,7 @@ from tinsmith.rollouts import (
     ChatTemplateError,
     Play,
     RolloutRunner,
+    SamplerFailedError,
     TemplateRewritesHistoryError,
     Trajectory,
 )
@@ -25,7 +26,11 @@ from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import rollout_pb2, scheduler_pb2
 from tinsmith_coordinator.rpc.service_players import SamplerTokenizers, ServicePlayer
 from tinsmith_local.tiny_model import write_tokenizer
-from tinsmith_runtime.errors import ChatTemplateRefusedError
+from tinsmith_runtime.errors import (
+    ChatTemplateRefusedError,
+    InvalidFieldError,
+    UnavailableError,
+)
 
 
 class _FailingRunner:
@@ -67,6 +72,36 @@ async def test_a_conversation_that_no_template_renders_fails_the_batch(
         await player.play(Play(0, 0))
     assert refusal.value.reason == "CHAT_TEMPLATE_REFUSED"
     assert refusal.value.message == error.message
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_fatal"),
+    [
+        pytest.param(InvalidFieldError("prompt", "is too long"), True, id="wrong-for-every-play"),
+        pytest.param(UnavailableError("away"), False, id="may-pass"),
+        pytest.param(ValueError("malformed"), False, id="of-one-answer"),
+    ],
+)
+async def test_what_every_play_would_meet_fails_the_batch(
+    background: BackgroundLoop, cause: Exception, is_fatal: bool
+) -> None:
+    error = SamplerFailedError("the sampler failed")
+    error.__cause__ = cause
+    runner = cast(RolloutRunner, _FailingRunner(error))
+    request = rollout_pb2.GenerateRolloutsRequest(environment="projects/p/environments/e")
+    request.tasks.add(seed=1)
+    player = ServicePlayer(background, cast(EnvironmentClient, None), runner, request)
+    if is_fatal:
+        with pytest.raises(type(cause)):
+            await player.play(Play(0, 0))
+        return
+    played = await player.play(Play(0, 0))
+    assert (played.content, played.num_tokens) == (b"", 0)
+    assert played.failure is not None
+    assert (played.failure.reason, played.failure.problem) == (
+        "sampler_failed",
+        "the sampler failed",
+    )
 
 
 class _Scheduler:

@@ -13,6 +13,7 @@ from tests.unit.engine.conftest import relative_error, save_tiny
 from tests.unit.engine.distributed import scenarios
 
 from tinsmith_engine import Engine, LoraConfig
+from tinsmith_engine.distributed.leader_commands import Leader, follow
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_runtime.errors import RanksLostError
 
@@ -130,6 +131,46 @@ def test_ranks_that_come_to_different_results_do_not_go_on(qwen3_dir: Path) -> N
         return "they go on"
 
     assert all("disagree about optim_step" in told for told in run_as_threads(run))
+
+
+class _Failing:
+    """An engine of a rank whose calls fail as they are told to, or give what they are given."""
+
+    def perform(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "fail":
+            raise ValueError(arguments[0])
+        return arguments[0]
+
+
+def _call_all(ranks: Ranks, texts: tuple[str, str]) -> str:
+    """Let a call fail on each rank with a text of its own; then make one that succeeds."""
+    engine = _Failing()
+    if not ranks.is_first:
+        try:
+            follow(ranks, {"e": engine})
+        except RanksLostError:
+            return "lost"
+        return "stopped"
+    leader = Leader(ranks)
+    try:
+        first, second = texts
+        with pytest.raises(ValueError, match=first):
+            leader.call("e", "fail", (second,), lambda: engine.perform("fail", (first,)))
+        return str(leader.call("e", "give", ("an answer",), lambda: "an answer"))
+    except RanksLostError as error:
+        return error.message
+    finally:
+        leader.stop()
+
+
+def test_a_bug_that_all_ranks_meet_alike_fails_its_call_alone() -> None:
+    assert run_as_threads(lambda ranks: _call_all(ranks, ("a", "a"))) == ["an answer", "stopped"]
+
+
+def test_ranks_that_fail_with_different_errors_do_not_go_on() -> None:
+    told, follower = run_as_threads(lambda ranks: _call_all(ranks, ("a", "b")))
+    assert "disagree about fail" in told
+    assert follower == "lost"
 
 
 def test_a_rank_alone_needs_no_other() -> None:
