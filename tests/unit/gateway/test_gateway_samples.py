@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from tests.support.wait import eventually
 
-from tinsmith.v1 import sampler_pb2, scheduler_pb2
+from tinsmith.tensors import encode_tensor, encode_tokens
+from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.project_threads import ProjectThreads
 from tinsmith_gateway.store.tables import STORE
@@ -43,14 +45,16 @@ class SlowSampler:
 
     def __init__(self) -> None:
         self.may_draw = asyncio.Event()
-        self.num_calls = 0
+        self.num_calls = self.num_looks = 0
+        self.answer = sampler_pb2.SampleResponse()
 
     async def call(self, _: str, method: str, *arguments: Any, **options: Any) -> Any:
         if method == "GetSamplingSession":
+            self.num_looks += 1
             return scheduler_pb2.SamplingSession(base_model="tiny")
         self.num_calls += 1
         await self.may_draw.wait()
-        return sampler_pb2.SampleResponse()
+        return self.answer
 
 
 class PodKeys:
@@ -171,6 +175,53 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
     await drawn.cancel("a", FUTURE)
     await drawn.submit("a", SESSION, "sample.s.1", BODY, key_id="k")
     await drawn.stop()
+
+
+async def test_the_bytes_of_what_waits_are_filled_to_their_bound(
+    database: Database, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = make(database, sampler)
+    await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
+    promised = await FutureStore(database).get("a", FUTURE)
+    assert promised is not None
+    monkeypatch.setattr(sample_futures, "_MAX_PENDING_BYTES_PER_PROJECT", 2 * len(promised.request))
+    await drawn.submit("a", SESSION, "sample.s.1", BODY, key_id="k")
+    with pytest.raises(QueueFullError, match=f"2 samples .* {2 * len(promised.request)} bytes"):
+        await drawn.submit("a", SESSION, "sample.s.2", BODY, key_id="k")
+    await drawn.stop()
+
+
+async def test_what_was_drawn_is_counted_for_its_session_and_model(
+    database: Database, sampler: SlowSampler
+) -> None:
+    usage = HourlyUsage(database)
+    drawn = Samples(
+        FutureStore(database),
+        cast(Upstream, sampler),
+        cast(Callers, PodKeys()),
+        usage,
+        ProjectThreads(),
+    )
+    sampler.answer = sampler_pb2.SampleResponse(num_cached_prompt_tokens=1)
+    for tokens in ([7, 8], [9]):
+        sampler.answer.sequences.add(
+            tokens=encode_tokens(tokens),
+            logprobs=encode_tensor(np.zeros(len(tokens), np.float32)),
+            stop_reason=trajectories_pb2.SampledSequence.STOP_REASON_STOP,
+        )
+    sampler.may_draw.set()
+    session = "projects/a/samplingSessions/s-sample-0"
+    for number in (0, 1):
+        await drawn.submit("a", session, f"sample.s.{number}", BODY, key_id="k")
+        await drawn.wait("a", f"sample.s.{number}", 10)
+    counted = await usage.read("a", begin_s=0, end_s=1e12)
+    assert [(key.session, key.base_model, key.kind, count) for key, count in counted] == [
+        ("s", "tiny", "sampling_sample", 6),
+        ("s", "tiny", "sampling_prefill", 2),
+        ("s", "tiny", "sampling_prefill_cached", 2),
+    ]
+    # What a session samples from is asked for once.
+    assert sampler.num_looks == 1
 
 
 class FlakyStore(FutureStore):

@@ -49,7 +49,7 @@ def expiry_time_s(pem: str) -> float:
     first = pem[: pem.find(_END) + len(_END)]
     start = first.find("-----BEGIN CERTIFICATE-----")
     try:
-        certificate = _Element(ssl.PEM_cert_to_DER_cert(first[start:] if start >= 0 else first))
+        certificate = _Element(ssl.PEM_cert_to_DER_cert(first[max(start, 0) :]))
         fields = certificate.elements()[0].elements()
         # Version (optional), serial number, algorithm, issuer, validity.
         validity = fields[3 + (fields[0].tag == _VERSION)]

@@ -133,11 +133,6 @@ class StepHistory:
             and boundary.makes_version
         ]
 
-    @property
-    def last(self) -> int:
-        """The number of the last boundary; -1 if none is kept."""
-        return self._boundaries[-1].sequence_number if self._boundaries else -1
-
     def _bases(self, number: int) -> tuple[SnapshotRecord | None, ...]:
         """Return what a replay up to a number may begin with, the nearest first."""
         history = self._history

@@ -275,6 +275,8 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI, rig: OpenAiRig
         scores = [one for part in parts if part.logprobs for one in part.logprobs.content]
         assert scores == choice.logprobs.content
         assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
+        # No chunk is for nothing: without text it brings the scores of what is held back.
+        assert all(part.delta.content or part.logprobs for part in parts[1:-1])
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 2
