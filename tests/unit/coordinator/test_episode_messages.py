@@ -43,6 +43,7 @@ def outcome(**fields: Any) -> EpisodeOutcome:
 def test_defaults_of_an_episode_are_filled_in() -> None:
     plain = new_episode()
     assert (plain.queue, plain.type, plain.max_attempts) == ("default", EpisodeType.TRAIN, 4)
+    assert new_episode(max_attempts=1).max_attempts == 1
     given = new_episode(
         queue="q",
         type=Message.TYPE_EVAL,

@@ -139,6 +139,8 @@ def test_games_barriers_and_waits_are_held_to_their_ranges() -> None:
     assert match_codec.decode_game(coordinator_pb2.AbandonGameRequest()) == (0, 0)
     end = Barrier(epoch=2**40, point=Barrier.POINT_UPDATE_END)
     assert match_codec.decode_barrier(end) == (2**40, Point.UPDATE_END)
+    start = Barrier(point=Barrier.POINT_ROLLOUT_START)
+    assert match_codec.decode_barrier(start) == (0, Point.ROLLOUT_START)
 
     def wait_s(asked_s: float) -> float:
         timeout = encode_duration(asked_s)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.support.wait import eventually
 
 from tinsmith.names import InstanceName
@@ -109,8 +111,17 @@ def rig() -> Rig:
     return Rig()
 
 
+def seconds_of_resets() -> float:
+    """Return how long all creations that went well took, as the metric has it."""
+    labels = {"environment": "task", "outcome": "ok"}
+    name = "tinsmith_environment_reset_duration_seconds_sum"
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
 async def test_an_episode_from_begin_to_end(rig: Rig) -> None:
+    begin_s, before_s = time.perf_counter(), seconds_of_resets()
     view = await rig.create(seed=5, config={"level": 2})
+    assert 0 <= seconds_of_resets() - before_s <= time.perf_counter() - begin_s
     assert view.state is InstanceState.ACTIVE
     assert view.observation.messages[0].content == "seed 5"
     assert rig.worker.created == [{"level": 2}]
