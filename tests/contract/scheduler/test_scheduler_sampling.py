@@ -16,7 +16,7 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 from tests.support.pod_keys import pod
 
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import scheduler_pb2, workers_pb2
 
 Code = grpc.StatusCode
 
@@ -113,6 +113,24 @@ async def test_addresses_follow_the_workers(rig: Rig) -> None:
     assert (await get(rig, handle.name)).sampler_addresses == ["back:1", "s:1"]
     await rig.restart()
     assert not (await get(rig, handle.name)).sampler_addresses
+
+
+async def test_what_samplers_have_to_do_is_told_as_they_told_it(rig: Rig) -> None:
+    await rig.register_sampler(name="sampler-0", address="s:0")
+    await rig.register_sampler(name="sampler-1", address="s:1")
+    handle = await create(rig, await rig.session(rig.admin), base_model=BASE_MODEL)
+    assert not handle.sampler_loads
+    told = scheduler_pb2.SamplerLoad(num_requests=1, num_sequences=2, num_tokens=3)
+    beat = workers_pb2.HeartbeatWorkerRequest(name="workers/sampler-1", load=told)
+    await rig.worker_stub.HeartbeatWorker(beat, metadata=pod("sampler"), timeout=5)
+    rig.clock.now_s += 2
+    (load,) = (await get(rig, handle.name)).sampler_loads
+    assert (load.address, load.age.seconds) == ("s:1", 2)
+    assert (load.num_requests, load.num_sequences, load.num_tokens) == (1, 2, 3)
+    # A heartbeat without a load takes it back.
+    beat.ClearField("load")
+    await rig.worker_stub.HeartbeatWorker(beat, metadata=pod("sampler"), timeout=5)
+    assert not (await get(rig, handle.name)).sampler_loads
 
 
 async def test_no_sampler_at_the_moment(rig: Rig) -> None:

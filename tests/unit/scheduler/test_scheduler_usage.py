@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import defaultdict
 from typing import Any
 
@@ -121,6 +122,37 @@ def test_a_period_begins_anew(period: Period, used: int) -> None:
         wanted = budget("p", Quantity.SAMPLED_TOKENS, period)
         found = usage_store.used_of(connection, [wanted], _NOW_S)
         assert found["p", Quantity.SAMPLED_TOKENS] == used
+
+
+@pytest.mark.parametrize(
+    ("today", "first"),
+    [("2026-11-01", "2026-11-01"), ("2026-11-30", "2026-11-01"), ("2028-02-29", "2028-02-01")],
+)
+def test_a_month_begins_with_its_first_day(today: str, first: str) -> None:
+    days = [
+        (datetime.date.fromisoformat(text) - datetime.date(1970, 1, 1)).days
+        for text in (today, first)
+    ]
+    last_s = days[0] * DAY_S + DAY_S - 1.0
+    assert usage_store.first_day(Period.MONTH, last_s) == days[1]
+    assert usage_store.first_day(Period.DAY, last_s) == days[0]
+    assert usage_store.first_day(Period.TOTAL, last_s) == 0
+
+
+def test_a_report_says_whether_it_is_new() -> None:
+    key = UsageKey(project="p", run="", key_id="k", day=_TODAY)
+    stored = UsageReport({}, {("p", "r"): 3})
+    with connect() as connection:
+        first = report(key, UsageAmounts(num_sampled_tokens=2))
+        assert [usage_store.record(connection, "s", first) for _ in range(2)] == [True, False]
+        # Less than before was overtaken; more of something else is new.
+        assert not usage_store.record(
+            connection, "s", report(key, UsageAmounts(num_sampled_tokens=1))
+        )
+        assert usage_store.record(connection, "s", report(key, UsageAmounts(engine_s=1.0)))
+        assert usage_store.record(connection, "s", stored)
+        assert not usage_store.record(connection, "s", UsageReport({}, {}))
+        assert total(connection) == UsageAmounts(num_sampled_tokens=2, engine_s=1.0)
 
 
 def test_the_last_report_of_stored_bytes_counts() -> None:
