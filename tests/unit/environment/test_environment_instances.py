@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
+from tests.support.metrics import metric
 from tests.support.wait import eventually
 
 from tinsmith.names import InstanceName
@@ -113,9 +113,8 @@ def rig() -> Rig:
 
 def seconds_of_resets() -> float:
     """Return how long all creations that went well took, as the metric has it."""
-    labels = {"environment": "task", "outcome": "ok"}
     name = "tinsmith_environment_reset_duration_seconds_sum"
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    return metric(name, environment="task", outcome="ok")
 
 
 async def test_an_episode_from_begin_to_end(rig: Rig) -> None:
@@ -238,6 +237,7 @@ async def test_deleting_twice_succeeds(rig: Rig) -> None:
 
 
 async def test_an_idle_instance_expires_and_a_used_one_does_not(rig: Rig) -> None:
+    num_before = metric("tinsmith_environment_expired_instances_total")
     idle, used = await rig.create(), await rig.create()
     assert used.expire_time == datetime.datetime.fromtimestamp(1060.0, datetime.UTC)
     rig.now_s += 40
@@ -249,6 +249,8 @@ async def test_an_idle_instance_expires_and_a_used_one_does_not(rig: Rig) -> Non
     rig.now_s += 40
     assert rig.registry.expire() == 1
     assert rig.worker.num_instances == 0
+    # The one that was asked for counts as well.
+    assert metric("tinsmith_environment_expired_instances_total") == num_before + 2
 
 
 async def test_a_running_step_keeps_its_instance(rig: Rig) -> None:

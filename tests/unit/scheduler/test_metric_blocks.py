@@ -100,6 +100,7 @@ def query(
 def test_a_metric_has_the_figures_of_all_its_points(connection: sa.Connection) -> None:
     assert record(connection, {"loss": points((0, 3.0), (1, 2.0))}) == 1
     assert record(connection, {"loss": points((BLOCK_STEPS, 1.0), time_s=9.0)}) == 2
+    assert record(connection, {"loss": points((0, 3.0))}) == 2
     # An older step that comes late is not the last one.
     assert record(connection, {"loss": points((2, math.nan), time_s=7.0)}) == 3
     row = connection.execute(sa.select(metric_series)).one()

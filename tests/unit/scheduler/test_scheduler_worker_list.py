@@ -133,6 +133,18 @@ async def test_workers_are_found_by_role_and_model(rig: Rig) -> None:
     assert found == [["t", "s"], ["t"], ["t", "s"], []]
 
 
+async def test_trainers_stand_for_election_with_what_they_serve(rig: Rig) -> None:
+    await rig.add("s", SAMPLER, "a")
+    await rig.add("silent", TRAINER, "a")
+    rig.now_s += TIMEOUT_S + 1
+    await rig.add("t", TRAINER, "a", "b", max_runs=3, ledger="l", pool="job")
+    silent, trainer = rig.workers.trainers()
+    assert (silent.name, silent.is_alive, trainer.is_alive) == ("silent", False, True)
+    assert (trainer.name, trainer.base_models, trainer.incarnation) == ("t", {"a", "b"}, "i")
+    assert (trainer.num_runs, trainer.max_runs) == (0, 3)
+    assert (trainer.ledger, trainer.pool) == ("l", "job")
+
+
 async def test_offers_add_up_what_can_be_reached(rig: Rig) -> None:
     await rig.add("t1", TRAINER, "a", "b", max_runs=3)
     await rig.add("t2", TRAINER, "a", max_runs=4)
