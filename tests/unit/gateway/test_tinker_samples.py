@@ -141,7 +141,7 @@ def numbers(data: bytes) -> list[int]:
 
 def test_a_result_is_told_with_all_that_was_asked_for() -> None:
     topk = trajectories_pb2.TopkLogprobs(
-        token_ids=encode_tensor(np.array([[1, 2], [3, -1], [-1, -1]])),
+        token_ids=encode_tensor(np.array([[1, 2], [0, -1], [-1, -1]])),
         logprobs=encode_tensor(np.array([[-0.5, -1], [-0.25, 0], [0, 0]], np.float32)),
     )
     native = sampler_pb2.SampleResponse(
@@ -169,7 +169,7 @@ def test_a_result_is_told_with_all_that_was_asked_for() -> None:
     # Places that list nothing have what the SDK leaves out.
     for listed in (told.topk_prompt_logprobs, cut.topk_sampled_logprobs):
         assert (listed.length, listed.k) == (3, 2)
-        assert numbers(listed.token_ids) == [1, 2, 3, 0, 0, 0]
+        assert numbers(listed.token_ids) == [1, 2, 0, 0, 0, 0]
         assert floats(listed.logprobs) == [-0.5, -1, -0.25, -99999, -99999, -99999]
     drawn = told.prompt_alt_tokens
     assert tensor_codec.decode_tensor(drawn.tokens, "x").tolist() == [[4]]
