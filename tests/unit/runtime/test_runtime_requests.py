@@ -7,6 +7,7 @@ import math
 import uuid
 
 import pytest
+from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 
@@ -15,6 +16,7 @@ from tinsmith.rpc import durations
 from tinsmith.rpc.channels import serialize_deterministically
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.records import HISTORY_RETENTION_S
 from tinsmith_runtime.rpc import requests
 
 ID = str(uuid.uuid4())
@@ -136,3 +138,68 @@ def test_labels_texts_and_ttl_are_bounded() -> None:
         request.ttl.CopyFrom(duration_pb2.Duration(seconds=seconds))
         with pytest.raises(InvalidFieldError, match="ttl"):
             requests.decode_ttl(request)
+
+
+def test_what_is_at_a_bound_is_taken() -> None:
+    longest = "x" * 1024
+    assert requests.check_text(longest, "reason") == longest
+    most = {"k" * 1024: longest} | {str(n): "" for n in range(63)}
+    assert requests.decode_labels(most) == most
+    with pytest.raises(InvalidFieldError, match="labels"):
+        requests.decode_labels({"k" * 1025: ""})
+    request = trainer_pb2.SaveCheckpointRequest()
+    for ttl_s in (1.0, 10 * 366 * 86_400.0):
+        request.ttl.CopyFrom(durations.encode_duration(ttl_s))
+        assert requests.decode_ttl(request) == ttl_s
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "waits_s"), [(None, 20.0), (0.0, 0.0), (7.5, 7.5), (20.0, 20.0), (21.0, 20.0)]
+)
+def test_a_long_poll_waits_as_long_as_it_may(asked_s: float | None, waits_s: float) -> None:
+    request = operations_pb2.WaitOperationRequest()
+    if asked_s is not None:
+        request.timeout.CopyFrom(durations.encode_duration(asked_s))
+    assert requests.decode_timeout(request, 20.0) == waits_s
+    request.timeout.CopyFrom(durations.encode_duration(-0.5))
+    with pytest.raises(InvalidFieldError, match="timeout"):
+        requests.decode_timeout(request, 20.0)
+
+
+def test_a_past_is_kept_as_long_as_requests_are_answered_again_and_no_longer_than_allowed() -> None:
+    def kept_s(asked_s: float, max_s: float = math.inf) -> float:
+        request = scheduler_pb2.UpdateTrainingRunRequest()
+        request.history_retention.CopyFrom(durations.encode_duration(asked_s))
+        return requests.decode_history_retention(request, max_s=max_s)
+
+    least_s = HISTORY_RETENTION_S
+    unsaid = scheduler_pb2.UpdateTrainingRunRequest()
+    assert requests.decode_history_retention(unsaid) == least_s
+    assert kept_s(least_s, max_s=least_s) == least_s
+    assert kept_s(1e8) == 1e8
+    with pytest.raises(InvalidFieldError, match=r"must be at least [\d.]+ h; got"):
+        kept_s(least_s - 1)
+    with pytest.raises(InvalidFieldError, match=r"at most 100 h; got 101 h"):
+        kept_s(101 * 3600.0, max_s=100 * 3600.0)
+
+
+def test_positions_in_time_are_tokens_of_their_list() -> None:
+    token = requests.encode_position_token("a", 0.1, "key:of\nmine")
+    assert requests.decode_position_token("a", token) == (0.1, "key:of\nmine")
+    assert requests.decode_position_token("a", "") is None
+    for other, text in (("b", token), ("a", requests.encode_key_token("a", "never:key"))):
+        with pytest.raises(InvalidFieldError, match="page_token"):
+            requests.decode_position_token(other, text)
+    assert requests.parse_serial("9" * 18) == 10**18 - 1
+    for key in ("9" * 19, "-1", "", "\u0663", "1.0"):
+        with pytest.raises(InvalidFieldError, match="page_token"):
+            requests.parse_serial(key)
+
+
+def test_an_id_that_a_client_chose_is_one() -> None:
+    assert requests.decode_chosen_id("", "id") == ""
+    assert requests.decode_chosen_id("a" * 63, "id", is_required=True) == "a" * 63
+    with pytest.raises(InvalidFieldError, match="id must be"):
+        requests.decode_chosen_id("", "id", is_required=True)
+    with pytest.raises(InvalidFieldError, match="id must be"):
+        requests.decode_chosen_id("a" * 64, "id")
