@@ -109,5 +109,12 @@ async def test_of_too_many_bytes_the_oldest_go_first(database: Database) -> None
     assert await left(database) == ["newest", "empty", "playing", "of-another"]
 
 
+async def test_a_single_byte_too_many_is_one(database: Database) -> None:
+    await add(database, "one-byte", end_time_s=NOW_S - 1, num_bytes=1)
+    await add(database, "empty", end_time_s=NOW_S - 2)
+    await keeper_of(database, max_bytes=0).tidy()
+    assert await left(database) == ["empty"]
+
+
 async def test_no_time_limit_of_a_batch_is_the_keepers(database: Database) -> None:
     assert await keeper_of(database).expire() == float("inf")

@@ -15,7 +15,7 @@ from tests.unit.engine.distributed import scenarios
 from tinsmith_engine import Engine, LoraConfig
 from tinsmith_engine.distributed.leader_commands import Leader, follow
 from tinsmith_engine.distributed.process_group import Ranks
-from tinsmith_runtime.errors import RanksLostError
+from tinsmith_runtime.errors import InvalidFieldError, RanksLostError
 
 TOLERANCE = 2e-6
 Found = dict[str, torch.Tensor]
@@ -139,10 +139,12 @@ class _Failing:
     def perform(self, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "fail":
             raise ValueError(arguments[0])
+        if method == "refuse":
+            raise InvalidFieldError(arguments[0], "is wrong")
         return arguments[0]
 
 
-def _call_all(ranks: Ranks, texts: tuple[str, str]) -> str:
+def _call_all(ranks: Ranks, method: str, texts: tuple[str, str]) -> str:
     """Let a call fail on each rank with a text of its own; then make one that succeeds."""
     engine = _Failing()
     if not ranks.is_first:
@@ -154,8 +156,8 @@ def _call_all(ranks: Ranks, texts: tuple[str, str]) -> str:
     leader = Leader(ranks)
     try:
         first, second = texts
-        with pytest.raises(ValueError, match=first):
-            leader.call("e", "fail", (second,), lambda: engine.perform("fail", (first,)))
+        with pytest.raises((ValueError, InvalidFieldError), match=first):
+            leader.call("e", method, (second,), lambda: engine.perform(method, (first,)))
         return str(leader.call("e", "give", ("an answer",), lambda: "an answer"))
     except RanksLostError as error:
         return error.message
@@ -163,13 +165,16 @@ def _call_all(ranks: Ranks, texts: tuple[str, str]) -> str:
         leader.stop()
 
 
-def test_a_bug_that_all_ranks_meet_alike_fails_its_call_alone() -> None:
-    assert run_as_threads(lambda ranks: _call_all(ranks, ("a", "a"))) == ["an answer", "stopped"]
+@pytest.mark.parametrize("method", ["fail", "refuse"])
+def test_an_error_that_all_ranks_meet_alike_fails_its_call_alone(method: str) -> None:
+    found = run_as_threads(lambda ranks: _call_all(ranks, method, ("a", "a")))
+    assert found == ["an answer", "stopped"]
 
 
-def test_ranks_that_fail_with_different_errors_do_not_go_on() -> None:
-    told, follower = run_as_threads(lambda ranks: _call_all(ranks, ("a", "b")))
-    assert "disagree about fail" in told
+@pytest.mark.parametrize("method", ["fail", "refuse"])
+def test_ranks_that_fail_with_different_errors_do_not_go_on(method: str) -> None:
+    told, follower = run_as_threads(lambda ranks: _call_all(ranks, method, ("a", "b")))
+    assert f"disagree about {method}" in told
     assert follower == "lost"
 
 

@@ -111,16 +111,17 @@ def rig() -> Rig:
     return Rig()
 
 
-def seconds_of_resets() -> float:
-    """Return how long all creations that went well took, as the metric has it."""
-    name = "tinsmith_environment_reset_duration_seconds_sum"
+def of_resets(part: str) -> float:
+    """Return the number, or the time, of all creations that went well."""
+    name = f"tinsmith_environment_reset_duration_seconds_{part}"
     return metric(name, environment="task", outcome="ok")
 
 
 async def test_an_episode_from_begin_to_end(rig: Rig) -> None:
-    begin_s, before_s = time.perf_counter(), seconds_of_resets()
+    begin_s, before_s, num_before = time.perf_counter(), of_resets("sum"), of_resets("count")
     view = await rig.create(seed=5, config={"level": 2})
-    assert 0 <= seconds_of_resets() - before_s <= time.perf_counter() - begin_s
+    assert of_resets("count") == num_before + 1
+    assert 0 <= of_resets("sum") - before_s <= time.perf_counter() - begin_s
     assert view.state is InstanceState.ACTIVE
     assert view.observation.messages[0].content == "seed 5"
     assert rig.worker.created == [{"level": 2}]

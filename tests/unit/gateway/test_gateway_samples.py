@@ -177,14 +177,15 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
     await drawn.stop()
 
 
+@pytest.mark.parametrize("limit", ["_MAX_PENDING_BYTES_PER_PROJECT"])
 async def test_the_bytes_of_what_waits_are_filled_to_their_bound(
-    database: Database, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch
+    database: Database, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     drawn = make(database, sampler)
     await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     promised = await FutureStore(database).get("a", FUTURE)
     assert promised is not None
-    monkeypatch.setattr(sample_futures, "_MAX_PENDING_BYTES_PER_PROJECT", 2 * len(promised.request))
+    monkeypatch.setattr(sample_futures, limit, 2 * len(promised.request))
     await drawn.submit("a", SESSION, "sample.s.1", BODY, key_id="k")
     with pytest.raises(QueueFullError, match=f"2 samples .* {2 * len(promised.request)} bytes"):
         await drawn.submit("a", SESSION, "sample.s.2", BODY, key_id="k")

@@ -209,6 +209,10 @@ async def test_a_tokenizer_is_that_of_the_worker_heard_of_last(rig: Rig) -> None
         files = {"a": TokenizerFiles(name, {})}
         await rig.add(name, SAMPLER, "a", tokenizers=files)
         rig.now_s += 1
+    # It has none, or is out of reach.
+    await rig.add("bare", SAMPLER, "a")
+    elsewhere = {"a": TokenizerFiles("of another pool", {})}
+    await rig.add("elsewhere", SAMPLER, "a", tokenizers=elsewhere, pool="job")
     assert rig.workers.tokenizer("a", SHARED).digest == "new"
     rig.workers.heartbeat("old", "i")
     assert rig.workers.tokenizer("a", SHARED).digest == "old"

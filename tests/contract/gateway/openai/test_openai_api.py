@@ -289,6 +289,15 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI, rig: OpenAiRig
     assert [other.token for other in entry.top_logprobs] == ["bytes:\\xc3", "<|endoftext|>"]
 
 
+def test_scores_of_text_that_is_held_back_are_streamed(
+    client: openai.OpenAI, rig: OpenAiRig
+) -> None:
+    rig.sampler.replies = ["日本"]
+    whole = scripted(client, logprobs=True).choices[0].logprobs.content
+    parts = [one for chunk in scripted(client, logprobs=True, stream=True) for one in chunk.choices]
+    assert [score for part in parts if part.logprobs for score in part.logprobs.content] == whole
+
+
 def test_the_real_sampler_streams_what_it_draws(client: openai.OpenAI) -> None:
     options: Any = {
         "model": BASE_MODEL,
