@@ -87,7 +87,8 @@ def test_a_request_id_is_a_uuid(value: str) -> None:
 
 
 def test_an_id_in_a_name_is_in_lower_case() -> None:
-    assert requests.decode_name_part(ID) == ID
+    for value in (ID, str(uuid.uuid1()), str(uuid.uuid5(uuid.NAMESPACE_DNS, "a"))):
+        assert requests.decode_name_part(value) == value
     for value in (ID.upper(), "00000000-0000-0000-0000-000000000000"):
         requests.decode_request_id(value)
         with pytest.raises(InvalidFieldError, match="lower case"):
