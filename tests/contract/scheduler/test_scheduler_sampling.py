@@ -74,9 +74,8 @@ async def test_a_chosen_id(rig: Rig) -> None:
     await create(
         rig, await rig.session(user, "b"), user, base_model=BASE_MODEL, sampling_session_id="mine"
     )
-    for bad in ("a/b", "-", "x" * 64):
-        with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-            await create(rig, session, base_model=BASE_MODEL, sampling_session_id=bad)
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await create(rig, session, base_model=BASE_MODEL, sampling_session_id="a/b")
 
 
 async def test_run_and_checkpoint(rig: Rig) -> None:

@@ -202,5 +202,6 @@ def test_an_id_that_a_client_chose_is_one() -> None:
     assert requests.decode_chosen_id("a" * 63, "id", is_required=True) == "a" * 63
     with pytest.raises(InvalidFieldError, match="id must be"):
         requests.decode_chosen_id("", "id", is_required=True)
-    with pytest.raises(InvalidFieldError, match="id must be"):
-        requests.decode_chosen_id("a" * 64, "id")
+    for value in ("a" * 64, "-a", "a/b", "a:b", "ü", "."):
+        with pytest.raises(InvalidFieldError, match="id must be"):
+            requests.decode_chosen_id(value, "id")
