@@ -112,17 +112,16 @@ class TinyVisionConfig:
     seed: int = 0
 
 
-def build_tiny_vision_model(directory: Path | str, config: TinyVisionConfig | None = None) -> Path:
+def build_tiny_vision_model(directory: Path | str) -> Path:
     """Write a tiny Qwen2.5-VL model in Hugging Face layout, unless it is there and complete.
 
     Args:
         directory: Where the files go; made if missing.
-        config: Shape and seed.
 
     Returns:
         The directory, absolute.
     """
-    config = config or TinyVisionConfig()
+    config = TinyVisionConfig()
     directory = Path(directory).absolute()
     digest = recipe_digest(
         {
