@@ -23,11 +23,7 @@ _MAX_SWEEP_INTERVAL_S = 10.0
 
 
 class EnvironmentPod(WorkerPod):
-    """An environment pod, from its settings to its server.
-
-    Args:
-        config: Settings.
-    """
+    """An environment pod, from its settings to its server."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config

@@ -64,11 +64,7 @@ class NotBegunError(Exception):
 
 
 class ConfinedProcesses:
-    """Keeps the number of confined processes: the one used longest ago gives way.
-
-    Args:
-        confinement: Their bounds.
-    """
+    """Keeps the number of confined processes: the one used longest ago gives way."""
 
     def __init__(self, confinement: Confinement) -> None:
         self.confinement = confinement

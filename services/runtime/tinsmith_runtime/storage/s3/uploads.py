@@ -48,12 +48,7 @@ class _UploadGoneError(Exception):
 
 
 class Uploader:
-    """Puts objects.
-
-    Args:
-        client: Sends requests.
-        settings: Sizes of parts.
-    """
+    """Puts objects."""
 
     def __init__(self, client: S3Client, settings: StorageSettings) -> None:
         self._client = client
