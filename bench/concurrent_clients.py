@@ -57,13 +57,7 @@ class ClientCrowdOutcome:
 
 
 class Crowd:
-    """Clients of one server.
-
-    Args:
-        address: Of the scheduler.
-        key: Of the project.
-        base_model: What is trained.
-    """
+    """Clients of one server."""
 
     def __init__(self, address: str, key: str, base_model: str) -> None:
         self._address = address

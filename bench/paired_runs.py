@@ -88,7 +88,14 @@ class PeftSide:
     """Tenants as adapters of one PEFT model, trained one after another."""
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, num_tenants: int, device: str = "cpu"
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        num_tenants: int,
+        device: str = "cpu",
+        *,
+        rank: int = RANK,
+        fused: bool | None = None,
     ) -> None:
         from peft import LoraConfig as PeftLoraConfig
         from peft import get_peft_model
@@ -96,26 +103,26 @@ class PeftSide:
 
         base: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
         base.to(device)
-        config = PeftLoraConfig(r=RANK, lora_alpha=32, target_modules=_LINEARS)
-        self._model: Any = get_peft_model(base, config, adapter_name="tenant-0")
+        config = PeftLoraConfig(r=rank, lora_alpha=32, target_modules=_LINEARS)
+        self.model: Any = get_peft_model(base, config, adapter_name="tenant-0")
         for tenant in range(1, num_tenants):
-            self._model.add_adapter(f"tenant-{tenant}", config)
-        self._model.train()
+            self.model.add_adapter(f"tenant-{tenant}", config)
         self._device = device
         self._optimizers = []
         for tenant in range(num_tenants):
-            self._model.set_adapter(f"tenant-{tenant}")
+            self.model.set_adapter(f"tenant-{tenant}")
             trained = [
                 parameter
-                for name, parameter in self._model.named_parameters()
+                for name, parameter in self.model.named_parameters()
                 if f".tenant-{tenant}." in name
             ]
-            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4))
+            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4, fused=fused))
 
     def step(self, batches: Sequence[Batch]) -> None:
         """Take one optimizer step for each tenant."""
+        self.model.train()
         for tenant, batch in enumerate(batches):
-            self._model.set_adapter(f"tenant-{tenant}")
+            self.model.set_adapter(f"tenant-{tenant}")
             longest = max(map(len, batch))
             padded = torch.tensor([row + [0] * (longest - len(row)) for row in batch]).to(
                 self._device
@@ -123,7 +130,7 @@ class PeftSide:
             lengths = torch.tensor([len(row) for row in batch], device=self._device)
             is_padded = bool((lengths < longest).any())
             mask = (torch.arange(longest, device=self._device)[None] < lengths[:, None]).long()
-            logits = self._model(
+            logits = self.model(
                 input_ids=padded[:, :-1],
                 attention_mask=mask[:, :-1] if is_padded else None,
                 use_cache=False,
@@ -147,19 +154,21 @@ class EngineSide:
         *,
         exact: bool = True,
         compiled: bool = False,
+        num_threads: int | None = 1,
+        rank: int = RANK,
     ) -> None:
         self._engine = Engine.load(
             model_dir,
             dtype=dtype,
             device=device,
             max_resident_runs=num_tenants,
-            num_threads=1,
+            num_threads=num_threads,
             exact=exact,
             compiled=compiled,
         )
         self._runs = [f"tenant-{tenant}" for tenant in range(num_tenants)]
         for seed, run in enumerate(self._runs):
-            self._engine.create_run(run, LoraConfig(rank=RANK, seed=seed))
+            self._engine.create_run(run, LoraConfig(rank=rank, seed=seed))
 
     def step(self, batches: Sequence[Batch]) -> None:
         """Take one optimizer step for each tenant."""

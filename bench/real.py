@@ -23,14 +23,12 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from tests.support.memory import peak_mib
 
 import tinsmith
 from bench import report
-from bench.paired_runs import ratios
-from bench.static_loop import StaticLoop
-from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
+from bench.paired_runs import Batch, Case, EngineSide, PeftSide, ratios
+from bench.static_loop import StaticLoop, generate
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_engine.model.lm_head import chunk_rows
 from tinsmith_local.process import ServerProcess
@@ -40,28 +38,14 @@ SHAPE, RANK = "qwen2.5-0.5b", 32
 START_SHAPES = ("smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "qwen2.5-1.5b")
 TENANTS = 4
 PROMPT_TOKENS, SAMPLED_TOKENS = 16, 24
-_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _ADAM = tinsmith.AdamParams(learning_rate=1e-4)
 
 
-class Rivals:
+class Rivals(PeftSide):
     """One copy of the weights for PEFT and `generate`, and one for the static loop."""
 
     def __init__(self, model_dir: Path) -> None:
-        from peft import LoraConfig as PeftLoraConfig
-        from peft import get_peft_model
-        from transformers import AutoModelForCausalLM
-
-        base: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-        config = PeftLoraConfig(r=RANK, lora_alpha=32, target_modules=_LINEARS)
-        self._model: Any = get_peft_model(base, config, adapter_name="tenant-0")
-        for tenant in range(1, TENANTS):
-            self._model.add_adapter(f"tenant-{tenant}", config)
-        self._optimizers = []
-        for tenant in range(TENANTS):
-            self._model.set_adapter(f"tenant-{tenant}")
-            trained = [p for n, p in self._model.named_parameters() if f".tenant-{tenant}." in n]
-            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4, fused=True))
+        super().__init__(model_dir, torch.float32, TENANTS, rank=RANK, fused=True)
         self._loops = {
             count: StaticLoop(
                 model_dir, num_sequences=count, max_tokens=PROMPT_TOKENS + SAMPLED_TOKENS
@@ -69,29 +53,11 @@ class Rivals:
             for count in (1, 8)
         }
 
-    def train(self, batches: list[torch.Tensor]) -> None:
-        """Take a step for each tenant in turn; batches are tokens [S, T + 1]."""
-        self._model.train()
-        for tenant, batch in enumerate(batches):
-            self._model.set_adapter(f"tenant-{tenant}")
-            logits = self._model(input_ids=batch[:, :-1], use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizers[tenant].step()
-            self._optimizers[tenant].zero_grad(set_to_none=True)
-
     def generate(self, prompts: torch.Tensor) -> None:
         """Sample with transformers' `generate`, without adapters."""
-        self._model.eval()
-        with torch.inference_mode(), self._model.disable_adapter():
-            self._model.generate(
-                input_ids=prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=SAMPLED_TOKENS,
-                min_new_tokens=SAMPLED_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-            )
+        self.model.eval()
+        with self.model.disable_adapter():
+            generate(self.model, prompts, SAMPLED_TOKENS)
 
     def loop(self, prompts: torch.Tensor) -> None:
         """Sample with the static loop."""
@@ -107,14 +73,14 @@ class Service:
         ]
         self._sampler = client.create_sampler(base_model=model)
 
-    def train(self, batches: list[torch.Tensor]) -> None:
+    def train(self, batches: list[Batch]) -> None:
         """Take a step for each tenant, all of them submitted before the first is awaited."""
         futures: list[Any] = []
         for run, batch in zip(self._runs, batches, strict=False):
             data = [
                 tinsmith.Datum(
-                    tinsmith.ModelInput.from_ints(row[:-1].numpy()),
-                    {"target_tokens": row[1:].numpy(), "weights": np.ones(len(row) - 1)},
+                    tinsmith.ModelInput.from_ints(row[:-1]),
+                    {"target_tokens": row[1:], "weights": np.ones(len(row) - 1)},
                 )
                 for row in batch
             ]
@@ -146,19 +112,19 @@ def service_rows(model_dir: Path, folder: Path, repeats: int) -> list[report.Row
         with tinsmith.Client(server.address, server.api_key) as client:
             service, rivals = Service(client, "bench"), Rivals(model_dir)
             for name, batches, target in (
-                ("training 1 tenant x (4x128): service / PEFT", [tokens(4, 129)], 1.0),
+                ("training 1 tenant x (4x128): service / PEFT", [tokens(4, 129).tolist()], 1.0),
                 (
                     "training 4 tenants x (1x64): service / PEFT in turn",
-                    [tokens(1, 65) for _ in range(TENANTS)],
+                    [tokens(1, 65).tolist() for _ in range(TENANTS)],
                     1.6,
                 ),
             ):
                 found, best_s = ratios(
                     lambda: service.train(batches),  # noqa: B023 - called before the next round
-                    lambda: rivals.train(batches),  # noqa: B023
+                    lambda: rivals.step(batches),  # noqa: B023
                     repeats,
                 )
-                count = sum(batch.numel() - len(batch) for batch in batches)
+                count = sum(len(row) - 1 for batch in batches for row in batch)
                 rows.append(report.Row.of(name, found, "ratio", "higher", target=target))
                 rows.append(speed(name, count / best_s))
             for count in (1, 8):
@@ -241,7 +207,7 @@ def start_rows(folder: Path) -> list[report.Row]:
                 with tinsmith.Client(server.address, server.api_key) as client:
                     exactness = client.list_models()[0].exactness
                     service = Service(client, "bench")
-                    service.train([torch.arange(3, 36)[None]])
+                    service.train([[list(range(3, 36))]])
                     service.sample(torch.arange(3, 3 + PROMPT_TOKENS)[None])
             name = f"{shape}, 2 layers, {num_threads} thread(s), {exactness}: start of tinsmith up"
             rows.append(report.Row.of(name, [start_s], "s", "lower"))
@@ -253,41 +219,20 @@ def exactness_rows(model_dir: Path, repeats: int) -> list[report.Row]:
     """Compare the exact mode with the fastest one, at many rows and at few."""
     rows = []
     for dtype in ("float32", "bfloat16"):
-        exact, fast = (_Stepper(model_dir, dtype, exact=is_exact) for is_exact in (True, False))
-        for num_sequences, length, target in ((8, 128, 1.10), (1, 8, 1.10)):
-            request = _request(num_sequences, length)
+        exact, fast = (
+            EngineSide(model_dir, dtype, 1, exact=is_exact, num_threads=None, rank=RANK)
+            for is_exact in (True, False)
+        )
+        for lengths in ((128,) * 8, (8,)):
+            batches = Case("", 1, lengths, {}).batches()
             found, _ = ratios(
-                lambda: fast.step(request),  # noqa: B023 - called before the next round
-                lambda: exact.step(request),  # noqa: B023
+                lambda: fast.step(batches),  # noqa: B023 - called before the next round
+                lambda: exact.step(batches),  # noqa: B023
                 repeats,
             )
-            name = f"{num_sequences * length} rows, {dtype}: exact / fastest mode, time of a step"
-            rows.append(report.Row.of(name, found, "ratio", "lower", target=target))
+            name = f"{sum(lengths)} rows, {dtype}: exact / fastest mode, time of a step"
+            rows.append(report.Row.of(name, found, "ratio", "lower", target=1.10))
     return rows
-
-
-class _Stepper:
-    """An engine with one run."""
-
-    def __init__(self, model_dir: Path, dtype: str, *, exact: bool) -> None:
-        self._engine = Engine.load(model_dir, dtype=dtype, max_resident_runs=1, exact=exact)
-        self._engine.create_run("run", LoraConfig(rank=RANK, seed=0))
-
-    def step(self, request: BatchRequest) -> None:
-        """Take one step."""
-        self._engine.compute([request])
-        self._engine.optim_step("run", AdamParams(learning_rate=1e-4))
-
-
-def _request(num_sequences: int, length: int) -> BatchRequest:
-    random = np.random.default_rng(1)
-    batch = []
-    for _ in range(num_sequences):
-        tokens = random.integers(3, 150_000, length + 1)
-        batch.append(Datum(tokens[:-1], tokens[1:], {"weights": np.ones(length, np.float32)}))
-    return BatchRequest(
-        run="run", batch=batch, loss="cross_entropy", loss_config={}, is_backward=True
-    )
 
 
 def main() -> None:

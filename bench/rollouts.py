@@ -83,12 +83,7 @@ class Played:
 
 
 class Player:
-    """Plays batches against running pods.
-
-    Args:
-        client: Of the pods.
-        pods: Whose sampler's time is read.
-    """
+    """Plays batches against running pods."""
 
     def __init__(self, client: tinsmith.Client, pods: PodDeployment) -> None:
         self._client = client

@@ -24,7 +24,7 @@ import torch
 
 from bench import report
 from bench.paired_runs import build_model, ratios
-from bench.static_loop import StaticLoop
+from bench.static_loop import StaticLoop, generate
 from tinsmith_engine import Engine, LoraConfig, Sampler, SampleRequest, WeightVersion
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_local.random_model import build_random_model
@@ -130,41 +130,21 @@ class Ours:
         return float(np.quantile(alone[1:], 0.99)), float(np.quantile(beside, 0.99))
 
 
-class Generate:
-    """transformers' own loop."""
-
-    def __init__(self, model_dir: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-        self._model.eval()  # type: ignore[no-untyped-call]
-
-    def __call__(self, count: int, num_tokens: int) -> None:
-        """Continue some prompts."""
-        prompts = torch.ones(count, PROMPT_TOKENS, dtype=torch.int64)
-        with torch.inference_mode():
-            self._model.generate(
-                input_ids=prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
-                do_sample=False,
-                pad_token_id=0,
-            )
-
-
 def decode_rows(
     name: str, model_dir: Path, ours: Ours, num_tokens: int, repeats: int
 ) -> list[report.Row]:
     """Compare decoding by itself with its rivals."""
+    from transformers import AutoModelForCausalLM
+
     rows = []
-    generate = Generate(model_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model.eval()
     for count, target in ((1, 0.8), (16, 0.9), (64, 0.9)):
         loop = StaticLoop(model_dir, num_sequences=count, max_tokens=PROMPT_TOKENS + num_tokens)
         prompts = torch.ones(count, PROMPT_TOKENS, dtype=torch.int64)
         for rival, call, wanted in (
             ("static loop", lambda: loop.generate(prompts, num_tokens), target),  # noqa: B023
-            ("HF generate", lambda: generate(count, num_tokens), None),  # noqa: B023
+            ("HF generate", lambda: generate(model, prompts, num_tokens), None),  # noqa: B023
         ):
             found, best_s = ratios(
                 lambda: ours.sample(1, count, num_tokens),  # noqa: B023

@@ -83,6 +83,19 @@ class StaticLoop:
         return F.linear(last, self._head).argmax(-1)
 
 
+def generate(model: Any, prompts_ST: Tensor, num_tokens: int) -> None:
+    """Take as many likeliest tokens with a model's own `generate`."""
+    with torch.inference_mode():
+        model.generate(
+            input_ids=prompts_ST,
+            attention_mask=torch.ones_like(prompts_ST),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+
 class _Layer(NamedTuple):
     """The weights of a layer."""
 

@@ -67,12 +67,7 @@ def announcements(state_dir: Path) -> Path:
 
 
 class Announcement:
-    """The file of a server that runs; a context that takes it away at its end.
-
-    Args:
-        state_dir: Of the user.
-        server: What clients are told.
-    """
+    """The file of a server that runs; a context that takes it away at its end."""
 
     def __init__(self, state_dir: Path, server: LocalServer) -> None:
         self._state_dir = state_dir

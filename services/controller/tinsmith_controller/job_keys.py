@@ -19,13 +19,7 @@ from tinsmith_jobs.status import Status
 
 
 class JobKeys:
-    """Makes keys good and bad, and deletes the secrets that they were in.
-
-    Args:
-        cluster: The API server.
-        election: Says whether this replica may act.
-        scheduler: Accepts keys.
-    """
+    """Makes keys good and bad, and deletes the secrets that they were in."""
 
     def __init__(
         self,

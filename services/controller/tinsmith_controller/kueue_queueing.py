@@ -58,15 +58,7 @@ class Followed:
 
 
 class KueueQueueing:
-    """Makes Workloads of jobs, and suspends and resumes jobs as Kueue says.
-
-    Args:
-        cluster: The API server.
-        stores: Copies of its objects.
-        election: Says whether this replica may act.
-        events: Writes events.
-        deployment: With what pods request by default.
-    """
+    """Makes Workloads of jobs, and suspends and resumes jobs as Kueue says."""
 
     def __init__(
         self,

@@ -39,12 +39,7 @@ class Memory:
 
 
 class OwnedObjects:
-    """Makes secrets and services of workloads.
-
-    Args:
-        cluster: The API server.
-        election: Says whether this replica may act.
-    """
+    """Makes secrets and services of workloads."""
 
     def __init__(self, cluster: Cluster, election: LeaderElection) -> None:
         self._cluster = cluster

@@ -53,31 +53,23 @@ class ControllerPod:
     Args:
         config: Its settings.
         on_lost: Called if another replica took over, or may have; the process must end.
-        scheduler: The scheduler; by default the one of the settings.
-        now: The time of day.
 
     Raises:
         ApiError: If the API server does not say its version.
     """
 
     def __init__(
-        self,
-        config: ControllerConfig,
-        *,
-        on_lost: Callable[[], None] = lambda: None,
-        scheduler: SchedulerClient | None = None,
-        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        self, config: ControllerConfig, *, on_lost: Callable[[], None] = lambda: None
     ) -> None:
         self._config = config
         self._on_lost = on_lost
-        self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
         try:
             deployment = _deployment(config, self._cluster)
         except ApiError:
             self._cluster.close()
             raise
-        self._scheduler = scheduler or SchedulerClient(
+        self._scheduler = SchedulerClient(
             config.scheduler_address,
             PodCredentials.read(
                 config.pod_key,
@@ -104,6 +96,7 @@ class ControllerPod:
             has_kueue=config.kueue,
         )
         limits = config.limits()
+        now = functools.partial(datetime.datetime.now, datetime.UTC)
         events = EventRecorder(self._cluster, identity=config.replica())
         policy = QueueConfigFile(config.queues_path)
         writer = StatusWriter(self._cluster, self._stores, self._election)

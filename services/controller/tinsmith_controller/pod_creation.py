@@ -21,15 +21,7 @@ from tinsmith_jobs.status import Assignment
 
 
 class PodCreation:
-    """Makes pods.
-
-    Args:
-        cluster: The API server.
-        stores: Copies of its objects.
-        election: Says whether this replica may act.
-        objects: Makes secrets and services.
-        deployment: What pods are told.
-    """
+    """Makes pods."""
 
     def __init__(
         self,

@@ -23,13 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatusWriter:
-    """The one writer of statuses.
-
-    Args:
-        cluster: The API server.
-        stores: Copies of its objects.
-        election: Says whether this replica may act.
-    """
+    """The one writer of statuses."""
 
     def __init__(self, cluster: Cluster, stores: Caches, election: LeaderElection) -> None:
         self._cluster = cluster

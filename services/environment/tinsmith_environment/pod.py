@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
-import time
-from collections.abc import Callable
 
 from tinsmith.names import worker_tag
 from tinsmith.v1 import environment_pb2_grpc, workers_pb2
@@ -26,21 +23,9 @@ _MAX_SWEEP_INTERVAL_S = 10.0
 
 
 class EnvironmentPod(WorkerPod):
-    """An environment pod, from its settings to its server.
+    """An environment pod, from its settings to its server."""
 
-    Args:
-        config: Settings.
-        clock: Monotonic seconds, for the expiry of instances.
-        now: Time of day, for what clients are told.
-    """
-
-    def __init__(
-        self,
-        config: EnvironmentConfig,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
-    ) -> None:
+    def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
         super().__init__(config, workers_pb2.Worker.ROLE_ENVIRONMENT, domain=codec.DOMAIN)
         self._pool = WorkerPool(
@@ -79,8 +64,6 @@ class EnvironmentPod(WorkerPod):
                 ttl_s=config.instance_ttl_s,
             ),
             tag=worker_tag(f"workers/{config.worker_name}"),
-            clock=clock,
-            now=now,
         )
         servicer = EnvironmentServicer(
             self._environments, self._instances, max_stream_steps=config.max_stream_steps

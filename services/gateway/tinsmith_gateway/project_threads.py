@@ -33,13 +33,11 @@ MAX_LARGE_TEXTS = 2
 class ProjectThreads:
     """Runs the work of requests in threads, a few of each project at a time.
 
-    Args:
-        max_of_project: Works of one project at once; half the cores that this process may use if
-            it is left out, and from 2 to 8.
+    Those are half the cores that this process may use, and from 2 to 8.
     """
 
-    def __init__(self, max_of_project: int | None = None) -> None:
-        self._max_of_project = max_of_project or _default_of_project()
+    def __init__(self) -> None:
+        self._max_of_project = min(MAX_THREADS // 8, max(2, len(os.sched_getaffinity(0)) // 2))
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="of-project")
         # Threads of their own use again the memory that the one before them used.
         self._text_threads = ThreadPoolExecutor(MAX_LARGE_TEXTS, thread_name_prefix="large-text")
@@ -76,10 +74,6 @@ class ProjectThreads:
         lock = self._text_places.setdefault(project, asyncio.Lock())
         async with lock, self._large_texts:
             return await _run_in(self._text_threads, work, *args)
-
-
-def _default_of_project() -> int:
-    return min(MAX_THREADS // 8, max(2, len(os.sched_getaffinity(0)) // 2))
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[..., ResultT], *args: Any) -> ResultT:

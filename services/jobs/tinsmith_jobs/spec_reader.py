@@ -166,12 +166,12 @@ class Reader:
             return ""
         return self.text(name)
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """Return a truth value."""
-        value = self._get(name, default)
+    def flag(self, name: str) -> bool:
+        """Return a truth value; one that is not given is false."""
+        value = self._get(name, False)
         if not isinstance(value, bool):
             self.refuse(f"{self.path}.{name} must be true or false")
-            return default
+            return False
         return value
 
     def optional_number(self, name: str, *, least: int, most: int = 2**31) -> int | None:

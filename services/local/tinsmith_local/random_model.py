@@ -25,7 +25,6 @@ def build_random_model(
     *,
     num_layers: int | None = None,
     dtype: str = "float32",
-    seed: int = 0,
 ) -> Path:
     """Write a model of a real shape with random weights, in Hugging Face layout.
 
@@ -34,7 +33,6 @@ def build_random_model(
         shape: One of `SHAPES`.
         num_layers: How many of its layers; all when missing.
         dtype: Of the weights, float32 or bfloat16.
-        seed: Of the weights.
 
     Returns:
         The directory, absolute.
@@ -52,12 +50,12 @@ def build_random_model(
         fields["num_hidden_layers"] = num_layers
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     config = AutoConfig.for_model(**fields)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     write_tokenizer(directory, max_tokens=int(fields["max_position_embeddings"]))
-    marker = {"shape": shape, "weights": "random", "seed": seed}
+    marker = {"shape": shape, "weights": "random", "seed": 0}
     (directory / "tinsmith-random.json").write_text(json.dumps(marker), encoding="utf-8")
     return directory

@@ -21,7 +21,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -122,19 +122,24 @@ def build_tiny_model(directory: Path | str, config: TinyModelConfig | None = Non
     directory = Path(directory).absolute()
     texts = load_phrases()
     digest = _digest_recipe(config, texts)
-    if is_complete(directory, digest):
-        return directory
-    directory.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
-    try:
-        _write_files(scratch, config)
-        finish_directory(scratch, directory, digest)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    build_once(directory, digest, lambda scratch: _write_files(scratch, config))
     return directory
 
 
-def finish_directory(scratch: Path, directory: Path, digest: str) -> None:
+def build_once(directory: Path, digest: str, write: Callable[[Path], None]) -> None:
+    """Let the files of a recipe be written, unless the directory is complete by its digest."""
+    if _is_complete(directory, digest):
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
+    try:
+        write(scratch)
+        _finish_directory(scratch, directory, digest)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _finish_directory(scratch: Path, directory: Path, digest: str) -> None:
     """Move the files of a model into place, marker last."""
     names = sorted(path.name for path in scratch.iterdir())
     files = {name: sha256_of(scratch / name) for name in names}
@@ -146,7 +151,7 @@ def finish_directory(scratch: Path, directory: Path, digest: str) -> None:
     (scratch / MARKER_NAME).replace(directory / MARKER_NAME)
 
 
-def is_complete(directory: Path, digest: str) -> bool:
+def _is_complete(directory: Path, digest: str) -> bool:
     """Say whether a directory holds every file of this recipe, with the content then written."""
     try:
         marker = json.loads((directory / MARKER_NAME).read_text(encoding="utf-8"))

@@ -11,8 +11,6 @@ the words of a call, which a real tokenizer has as well: a call then costs some 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ from tinsmith_local.tiny_model import (
     SPECIAL_TOKENS,
     TURN_END,
     TokenizerSettings,
-    finish_directory,
-    is_complete,
+    build_once,
     recipe_digest,
     write_tokenizer,
 )
@@ -112,17 +109,16 @@ class TinyVisionConfig:
     seed: int = 0
 
 
-def build_tiny_vision_model(directory: Path | str, config: TinyVisionConfig | None = None) -> Path:
+def build_tiny_vision_model(directory: Path | str) -> Path:
     """Write a tiny Qwen2.5-VL model in Hugging Face layout, unless it is there and complete.
 
     Args:
         directory: Where the files go; made if missing.
-        config: Shape and seed.
 
     Returns:
         The directory, absolute.
     """
-    config = config or TinyVisionConfig()
+    config = TinyVisionConfig()
     directory = Path(directory).absolute()
     digest = recipe_digest(
         {
@@ -132,15 +128,7 @@ def build_tiny_vision_model(directory: Path | str, config: TinyVisionConfig | No
             "chat_template": CHAT_TEMPLATE,
         }
     )
-    if is_complete(directory, digest):
-        return directory
-    directory.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
-    try:
-        _write_files(scratch, config)
-        finish_directory(scratch, directory, digest)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    build_once(directory, digest, lambda scratch: _write_files(scratch, config))
     return directory
 
 

@@ -74,7 +74,6 @@ class SchedulerPod(Pod):
     Args:
         config: Its settings.
         clock: Monotonic seconds, for everything that expires.
-        wall_clock: Seconds since the epoch, for everything that is dated.
         on_lost: Called if another scheduler took over while this one was cut off from a shared
             database; the process must end.
         defer_jobs: Whether jobs wait for `start_jobs`, because what their drivers connect to is
@@ -86,13 +85,11 @@ class SchedulerPod(Pod):
         config: SchedulerConfig,
         *,
         clock: Clock = time.monotonic,
-        wall_clock: Clock = time.time,
         on_lost: Callable[[], None] = lambda: None,
         defer_jobs: bool = False,
     ) -> None:
         self._config = config
         self._clock = clock
-        self._wall_clock = wall_clock
         self._on_lost = on_lost
         self._defer_jobs = defer_jobs
         self._database: Database | None = None
@@ -149,7 +146,7 @@ class SchedulerPod(Pod):
                 max_jobs=config.max_local_jobs,
                 stop_timeout_s=config.local_job_stop_timeout_s,
                 variables=config.further_variables(),
-                wall_clock=self._wall_clock,
+                wall_clock=time.time,
             )
         if config.job_launcher == "kubernetes":
             return _kubernetes_launcher(config)
@@ -164,7 +161,7 @@ class SchedulerPod(Pod):
         )
         per_s = config.max_metric_points_per_s
         rate = TokenBuckets(_METRICS_SAVED_S * per_s, per_s, clock=self._clock, lends=True)
-        return RunMetrics(database, limits=limits, rate=rate, wall_clock=self._wall_clock)
+        return RunMetrics(database, limits=limits, rate=rate, wall_clock=time.time)
 
     async def start_jobs(self, address: str) -> None:
         """Go on with jobs, once the server is there that their drivers connect to."""
@@ -199,7 +196,7 @@ class SchedulerPod(Pod):
         keys = Keys(
             database,
             operator_project=config.bootstrap_project,
-            wall_clock=self._wall_clock,
+            wall_clock=time.time,
             pod_roots=credentials.roots,
         )
         await keys.load()
@@ -218,7 +215,7 @@ class SchedulerPod(Pod):
             silent_s=_MISSED_HEARTBEATS * config.heartbeat_interval_s,
             max_per_project=config.max_sessions_per_project,
             clock=self._clock,
-            wall_clock=self._wall_clock,
+            wall_clock=time.time,
         )
         await sessions.load()
         adoptions = Adoptions(database, workers=workers, trainers=self._trainers)
@@ -247,14 +244,14 @@ class SchedulerPod(Pod):
             sources=sources,
             sessions=sessions,
             max_runs_per_project=config.max_runs_per_project,
-            wall_clock=self._wall_clock,
+            wall_clock=time.time,
         )
         sampling_sessions = SamplingSessions(
             database,
             workers=workers,
             sources=sources,
             max_per_project=config.max_sampling_sessions_per_project,
-            wall_clock=self._wall_clock,
+            wall_clock=time.time,
         )
         self.reaper = Reaper(
             database,
@@ -266,11 +263,11 @@ class SchedulerPod(Pod):
             ended_retention_s=config.ended_retention_s,
             keys=keys,
             clock=self._clock,
-            wall_clock=self._wall_clock,
+            wall_clock=time.time,
         )
-        usage = Usage(database, clock=self._clock, wall_clock=self._wall_clock)
+        usage = Usage(database, clock=self._clock, wall_clock=time.time)
         await usage.load()
-        reports = JobReports(database, key_of=keys.of_caller, wall_clock=self._wall_clock)
+        reports = JobReports(database, key_of=keys.of_caller, wall_clock=time.time)
         self._launcher = launcher = self._make_launcher(database, keys, reports, workers)
         domain = Domain(
             sessions,
@@ -282,9 +279,9 @@ class SchedulerPod(Pod):
                 runs=runs,
                 workers=workers,
                 trainers=self._trainers,
-                wall_clock=self._wall_clock,
+                wall_clock=time.time,
             ),
-            TrainingEnds(database, wall_clock=self._wall_clock),
+            TrainingEnds(database, wall_clock=time.time),
             self._creations,
             self._moves,
             workers,
@@ -311,7 +308,7 @@ class SchedulerPod(Pod):
         )
         self._server.add(
             job_pb2_grpc.add_JobServiceServicer_to_server,
-            JobServicer(launcher, reports, keys, database, wall_clock=self._wall_clock),
+            JobServicer(launcher, reports, keys, database, wall_clock=time.time),
         )
         self._server.add(
             run_metrics_pb2_grpc.add_RunMetricsServiceServicer_to_server,

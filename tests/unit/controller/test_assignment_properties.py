@@ -269,7 +269,7 @@ any_rules = st.builds(
     Rules, any_labels, gpu_products=st.just(()), required_level=any_name, preferred_level=any_name
 )
 any_node = st.builds(
-    Node, any_name, any_resources, any_resources, any_labels, is_ready=st.just(True)
+    Node, any_name, any_resources, any_labels, used=any_resources, is_ready=st.just(True)
 )
 any_pod = st.builds(PodRequest, any_name, st.integers(0, 2), any_resources)
 any_binding = st.builds(Binding, any_name, st.integers(0, 2), any_name, any_resources)

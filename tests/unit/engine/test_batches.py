@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from tinsmith_engine.base.loss_specs import LOSS_SPECS
-from tinsmith_engine.base.types import AdamParams, BatchRequest, Datum, ModelInfo
+from tinsmith_engine.base.types import BatchRequest, Datum, ModelInfo
 from tinsmith_engine.training import batch_validation
 from tinsmith_engine.training.batch_validation import (
     prepare_request,
-    validate_adam,
     validate_batch,
 )
 from tinsmith_runtime.errors import (
@@ -143,25 +142,6 @@ def test_a_bad_loss_is_named(
     with pytest.raises(error) as caught:
         validate_batch([datum()], loss, config, INFO)
     assert caught.value.metadata["field"] == field
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("learning_rate", float("nan"), NotFiniteInputError),
-        ("grad_clip_norm", float("inf"), NotFiniteInputError),
-        ("learning_rate", -1.0, InvalidFieldError),
-        ("grad_clip_norm", -1.0, InvalidFieldError),
-        ("beta1", 1.0, InvalidFieldError),
-        ("beta2", 1.0, InvalidFieldError),
-    ],
-)
-def test_a_bad_hyper_parameter_is_named(
-    name: str, value: float, error: type[TinsmithError]
-) -> None:
-    with pytest.raises(error) as caught:
-        validate_adam(AdamParams(**{name: value}))
-    assert caught.value.metadata["field"] == f"adam.{name}"
 
 
 def policy_datum(**changes: Any) -> Datum:

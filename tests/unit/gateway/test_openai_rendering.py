@@ -90,8 +90,8 @@ def test_text_parts_are_joined_for_a_template_that_reads_strings() -> None:
 
 def test_arguments_are_an_object_where_the_template_would_quote_a_string() -> None:
     messages = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
-    assert '"parameters": {"a": 1}' in PLAIN.tokenizer.decode(rendered(PLAIN, messages))
-    assert '"arguments": {"a":  1}' in QWEN.tokenizer.decode(rendered(QWEN, messages))
+    assert '"parameters": {"a": 1}' in PLAIN.decode(rendered(PLAIN, messages))
+    assert '"arguments": {"a":  1}' in QWEN.decode(rendered(QWEN, messages))
 
 
 def test_images_stand_where_the_template_has_their_placeholders() -> None:
@@ -101,10 +101,10 @@ def test_images_stand_where_the_template_has_their_placeholders() -> None:
     kinds = [chunk.WhichOneof("content") for chunk in prompt.model_input.chunks]
     assert kinds == ["tokens", "image", "image", "tokens"]
     first, one, _, last = prompt.model_input.chunks
-    assert QWEN.tokenizer.decode(decode_tensor(first.tokens).tolist()).endswith("user\n<")
-    assert QWEN.tokenizer.decode(decode_tensor(last.tokens).tolist()).startswith("><|im_end|>")
+    assert QWEN.decode(decode_tensor(first.tokens).tolist()).endswith("user\n<")
+    assert QWEN.decode(decode_tensor(last.tokens).tolist()).startswith("><|im_end|>")
     assert (one.image.format, one.image.data) == ("png", b"\x89PNG")
-    placeholder = QWEN.tokenizer.token_to_id(IMAGE_TOKEN)
+    placeholder = QWEN.token_to_id(IMAGE_TOKEN)
     assert prompt.tokens.count(placeholder) == 2
 
 
@@ -143,7 +143,7 @@ def test_variables_reach_the_template_but_do_not_replace_what_it_is_given() -> N
     tokenizer = ModelTokenizer(tokenizer_files("{{ messages[0].content }}{{ mood }}"))
     messages = [{"role": "user", "content": "hi "}]
     tokens = rendered(tokenizer, messages, variables={"mood": "calm"})
-    assert tokenizer.tokenizer.decode(tokens) == "hi calm"
+    assert tokenizer.decode(tokens) == "hi calm"
     with pytest.raises(InvalidFieldError, match="chat_template_kwargs"):
         rendered(tokenizer, messages, variables={"messages": []})
 
@@ -155,5 +155,5 @@ def test_an_empty_prompt_is_refused() -> None:
 
 @given(st.text(min_size=1))
 def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
-    parts = [QWEN.bytes_of(token) for token in QWEN.tokenizer.encode(text)]
+    parts = [QWEN.bytes_of(token) for token in QWEN.encode(text)]
     assert b"".join(part or b"" for part in parts).decode() == text

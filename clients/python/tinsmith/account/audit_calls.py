@@ -6,10 +6,9 @@ import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from google.protobuf import timestamp_pb2
-
 from tinsmith.checkpoints.tasks import checkpoint_endpoints
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_optional_time
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, scheduler_pb2
@@ -64,7 +63,7 @@ class AuditCalls:
         Example:
             >>> deleted = [e for e in client.audit.list() if e.action == "delete_run"]
         """
-        start, end = _stamp(start_time), _stamp(end_time)
+        start, end = encode_optional_time(start_time), encode_optional_time(end_time)
         of_scheduler = read_pages(
             self._core.transport,
             self._core.scheduler,
@@ -98,11 +97,3 @@ def _decode(messages: Iterable[audit_pb2.AuditEvent]) -> list[AuditEvent]:
         )
         for message in messages
     ]
-
-
-def _stamp(time: datetime.datetime | None) -> timestamp_pb2.Timestamp | None:
-    if time is None:
-        return None
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(time.astimezone(datetime.UTC))
-    return message

@@ -7,10 +7,9 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from google.protobuf import timestamp_pb2
-
 from tinsmith.names import BudgetName, ProjectName
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_optional_time
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.v1 import usage_pb2
@@ -126,8 +125,8 @@ class UsageCalls:
                 group_by=[_GROUPS[name] for name in by],
                 run=f"{parent}/trainingRuns/{run}" if run and "/" not in run else run,
                 key_id=key_id,
-                start_time=_stamp(start_time),
-                end_time=_stamp(end_time),
+                start_time=encode_optional_time(start_time),
+                end_time=encode_optional_time(end_time),
             ),
         )
         return [_decode_row(message) async for page in pages for message in page.rows]
@@ -247,11 +246,3 @@ def _decode_budget(message: usage_pb2.Budget) -> Budget:
         period=periods.get(message.period, "total"),
         used=message.used,
     )
-
-
-def _stamp(time: datetime.datetime | None) -> timestamp_pb2.Timestamp | None:
-    if time is None:
-        return None
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(time.astimezone(datetime.UTC))
-    return message

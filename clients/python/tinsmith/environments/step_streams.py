@@ -41,11 +41,7 @@ _LINGER_S = 1.0
 
 
 class StepStreams:
-    """The streams of one client. Used inside the background loop only.
-
-    Args:
-        core: What the client shares.
-    """
+    """The streams of one client. Used inside the background loop only."""
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core

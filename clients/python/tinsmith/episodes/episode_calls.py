@@ -46,12 +46,7 @@ class EpisodeCalls:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._service = LocatedService(
-            core,
-            lambda server: server.coordinator_address,
-            missing="the server has no coordinator",
-            remedy="start a coordinator worker",
-        )
+        self._service = LocatedService.of_coordinator(core)
 
     def watch(
         self, queue: str = "default", *, after_revision: int = 0, timeout_s: float | None = None

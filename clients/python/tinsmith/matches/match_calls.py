@@ -31,12 +31,7 @@ class MatchCalls:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._service = LocatedService(
-            core,
-            lambda server: server.coordinator_address,
-            missing="the server has no coordinator",
-            remedy="start a coordinator worker",
-        )
+        self._service = LocatedService.of_coordinator(core)
 
     @call
     async def _create(self, spec: MatchSpec) -> Match:

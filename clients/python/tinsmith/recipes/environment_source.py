@@ -64,12 +64,7 @@ class Playable(Protocol):
 
 
 class SeededSource(Source):
-    """Episodes in which one seed is one task, and a group plays each task.
-
-    Args:
-        config: Settings.
-        keeper: Keeps what was played.
-    """
+    """Episodes in which one seed is one task, and a group plays each task."""
 
     def __init__(self, config: SourceConfig, keeper: RolloutKeeper) -> None:
         self._config = config

@@ -38,10 +38,6 @@ def check_judge(config: PlayConfig) -> None:
 class RewardedData:
     """Prompts and what rewards their answers, ready to be played.
 
-    Args:
-        config: Settings.
-        client: Of the service, which serves a judge.
-
     Raises:
         ConfigurationError: If it cannot be had, or cannot be played so.
         NotFoundError: If there is no such judge.

@@ -150,11 +150,7 @@ class _Piece:
 
 
 class Rollout:
-    """One episode.
-
-    Args:
-        config: Limits.
-    """
+    """One episode."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config

@@ -28,11 +28,8 @@ class RolloutCalls:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._service = LocatedService(
-            core,
-            lambda server: server.coordinator_address,
-            missing="the server has no coordinator",
-            remedy="start a coordinator worker, or play in the client with run_groups",
+        self._service = LocatedService.of_coordinator(
+            core, ", or play in the client with run_groups"
         )
 
     @call

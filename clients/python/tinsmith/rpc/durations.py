@@ -1,8 +1,10 @@
-"""Time spans on the wire: the one codec of `google.protobuf.Duration`."""
+"""Times and time spans on the wire."""
 
 from __future__ import annotations
 
-from google.protobuf import duration_pb2
+import datetime
+
+from google.protobuf import duration_pb2, timestamp_pb2
 
 
 def encode_duration(seconds: float) -> duration_pb2.Duration:
@@ -20,3 +22,12 @@ def encode_optional_duration(seconds: float | None) -> duration_pb2.Duration | N
 def decode_duration(message: duration_pb2.Duration) -> float:
     """Return a time span in seconds; takes values beyond the range that protobuf checks."""
     return message.seconds + message.nanos / 1e9
+
+
+def encode_optional_time(time: datetime.datetime | None) -> timestamp_pb2.Timestamp | None:
+    """Return the message of a time; None leaves it to the server."""
+    if time is None:
+        return None
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(time.astimezone(datetime.UTC))
+    return message

@@ -34,6 +34,16 @@ class LocatedService:
         self._remedy = remedy
         self._found: Endpoint | None = None
 
+    @classmethod
+    def of_coordinator(cls, core: ClientCore, otherwise: str = "") -> LocatedService:
+        """Return that of the coordinator; `otherwise` goes on with what to do without one."""
+        return cls(
+            core,
+            lambda server: server.coordinator_address,
+            missing="the server has no coordinator",
+            remedy=f"start a coordinator worker{otherwise}",
+        )
+
     async def endpoint(self) -> Endpoint:
         """Return where it listens.
 

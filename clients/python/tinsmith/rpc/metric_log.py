@@ -43,13 +43,7 @@ class _Step:
 
 
 class MetricLog:
-    """Sends metrics of the runs of a client, about once a second.
-
-    Args:
-        background: Where it sends.
-        transport: What it sends with.
-        scheduler: Keeps the metrics.
-    """
+    """Sends metrics of the runs of a client, about once a second."""
 
     def __init__(
         self, background: BackgroundLoop, transport: Transport, scheduler: Endpoint

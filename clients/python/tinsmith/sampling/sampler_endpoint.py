@@ -26,7 +26,6 @@ class SamplerEndpoint:
         session: The session with its samplers.
         address: Of the server, which is called if the session has no sampler at the moment.
         locate: Asks for the session again.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -34,14 +33,11 @@ class SamplerEndpoint:
         session: scheduler_pb2.SamplingSession,
         address: str,
         locate: Callable[[], Awaitable[scheduler_pb2.SamplingSession]],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._addresses = [address]
         self._locate = locate
-        self._replicas = Replicas(clock)
-        self._clock = clock
-        self._refresh_s = clock() + _REFRESH_S
+        self._replicas = Replicas()
+        self._refresh_s = time.monotonic() + _REFRESH_S
         self._refreshing: asyncio.Task[None] | None = None
         self._take(session)
 
@@ -49,9 +45,9 @@ class SamplerEndpoint:
     def of(self, prompt: trajectories_pb2.ModelInput) -> Iterator[Endpoint]:
         """Hold the endpoint of a call about a prompt; it is counted while it is held."""
         key = prompt_bytes(prompt)
-        if self._clock() > self._refresh_s:
+        if time.monotonic() > self._refresh_s:
             # Replicas may have come meanwhile.
-            self._refresh_s = self._clock() + _REFRESH_S
+            self._refresh_s = time.monotonic() + _REFRESH_S
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
         with contextlib.ExitStack() as counted:
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
-from tinsmith_controller.assignment.types import Node, Taint
-from tinsmith_jobs.quantities import GIB, Resources
+from tinsmith_controller.assignment.types import DescribedNode, Node, Taint
+from tinsmith_jobs.quantities import GIB
 from tinsmith_jobs.spec import Rules, Toleration
 
 # `PreferNoSchedule` only asks for something else if there is; it keeps no pod away.
@@ -26,30 +25,6 @@ class Obstacle(enum.Enum):
     NOT_READY = "not ready"
     TAINT = "taint"
     AVOIDED = "avoided"
-
-
-class Described(Protocol):
-    """What a node says of itself."""
-
-    @property
-    def allocatable(self) -> Resources:
-        """What pods may ask of it in all."""
-        ...
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels."""
-        ...
-
-    @property
-    def gpu_product(self) -> str:
-        """Such as `NVIDIA-H200`; empty if unknown."""
-        ...
-
-    @property
-    def gpu_memory_gib(self) -> int:
-        """Memory of one GPU; 0 if unknown."""
-        ...
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
@@ -104,13 +79,13 @@ def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | Non
     return Obstacle.TAINT if repelling(node.taints, rules) else None
 
 
-def _holds(node: Described, least_bytes: int) -> bool:
+def _holds(node: DescribedNode, least_bytes: int) -> bool:
     """Whether a GPU of a node holds so much; where its memory is not known, it may."""
     # Half a GiB more than it says: that number is rounded.
     return not node.gpu_memory_gib or (node.gpu_memory_gib + 0.5) * GIB >= least_bytes
 
 
-def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> list[str]:
+def unmet_rules(nodes: Sequence[DescribedNode], rules: Rules, *, has_gpus: bool) -> list[str]:
     """Return a sentence about each rule that not a single node meets, each rule by itself.
 
     Args:
@@ -136,7 +111,7 @@ def unmet_rules(nodes: Sequence[Described], rules: Rules, *, has_gpus: bool) -> 
     return found
 
 
-def no_product(products: Iterable[str], nodes: Iterable[Described]) -> str:
+def no_product(products: Iterable[str], nodes: Iterable[DescribedNode]) -> str:
     """Return that no node has one of some products, and which there are."""
     counts = Counter(node.gpu_product for node in nodes if node.gpu_product)
     there = [f"{name} ({num} node{'s' if num > 1 else ''})" for name, num in sorted(counts.items())]
@@ -144,14 +119,14 @@ def no_product(products: Iterable[str], nodes: Iterable[Described]) -> str:
     return f"no node has the product {wanted}; {there_are(there) if there else 'none is known'}"
 
 
-def no_memory(min_gib: int, nodes: Iterable[Described]) -> str:
+def no_memory(min_gib: int, nodes: Iterable[DescribedNode]) -> str:
     """Return that no node has GPUs with so much memory, and how much there is."""
     largest = max(node.gpu_memory_gib for node in nodes)
     have = f"the largest have {largest} GiB" if largest else "how much they have is not known"
     return f"no node has GPUs with {min_gib} GiB: {have}"
 
 
-def no_model(least_bytes: int, nodes: Iterable[Described]) -> str:
+def no_model(least_bytes: int, nodes: Iterable[DescribedNode]) -> str:
     """Return that no node has GPUs that hold a model, how much that takes, and what to do."""
     largest = max(node.gpu_memory_gib for node in nodes)
     return (

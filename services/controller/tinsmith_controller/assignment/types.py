@@ -28,31 +28,40 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node of the cluster.
+class DescribedNode:
+    """What a node of the cluster says of itself.
 
     Attributes:
         name: Its name.
         allocatable: What pods may ask of it in all.
-        used: What is taken by pods that are not of any workload here: other people's, and daemons.
         labels: Its labels.
         taints: Its taints.
         is_ready: Whether its Ready condition is True.
         is_cordoned: Whether `spec.unschedulable` is set.
         gpu_product: Such as `NVIDIA-H200`; empty if unknown.
         gpu_memory_gib: Memory of one GPU; 0 if unknown.
-        others: The part of `used` that stays, and is no pod of a workload with an assignment here.
     """
 
     name: str
     allocatable: Resources
-    used: Resources = field(default_factory=Resources)
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     is_ready: bool = True
     is_cordoned: bool = False
     gpu_product: str = ""
     gpu_memory_gib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node(DescribedNode):
+    """A node, and what is taken of it.
+
+    Attributes:
+        used: What is taken by pods that are not of any workload here: other people's, and daemons.
+        others: The part of `used` that stays, and is no pod of a workload with an assignment here.
+    """
+
+    used: Resources = field(default_factory=Resources)
     others: Resources = field(default_factory=Resources)
 
 

@@ -51,11 +51,7 @@ class _Found:
 
 
 class ConfigMaps:
-    """What is known of the ConfigMaps of each workload.
-
-    Args:
-        cluster: The API server.
-    """
+    """What is known of the ConfigMaps of each workload."""
 
     def __init__(self, cluster: Readable) -> None:
         self._cluster = cluster

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinsmith_controller.assignment.types import Taint
+from tinsmith_controller.assignment.types import DescribedNode, Taint
 from tinsmith_controller.kube.api_client import Json
 from tinsmith_controller.kueue.names import PRIORITY_LABEL, QUEUE_LABEL
 from tinsmith_controller.objects.pod_outcome import outcome, unpulled_image
@@ -89,17 +89,9 @@ class PodRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(DescribedNode):
     """A node."""
 
-    name: str
-    allocatable: Resources
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...]
-    is_ready: bool
-    is_cordoned: bool
-    gpu_product: str
-    gpu_memory_gib: int
     ready_time: datetime.datetime = _EPOCH_TIME
     """When it last became ready, or ceased to be."""
 

@@ -22,12 +22,7 @@ _MAX_COUNTS = 10_000
 
 
 class EventRecorder:
-    """Writes events.
-
-    Args:
-        cluster: The API server.
-        identity: Of this replica.
-    """
+    """Writes events."""
 
     def __init__(self, cluster: Cluster, *, identity: str) -> None:
         self._cluster = cluster

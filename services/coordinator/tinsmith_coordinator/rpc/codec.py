@@ -49,17 +49,8 @@ _MAX_LEASE_S = 86_400.0
 _MAX_WAIT_S = 20.0
 _RETRY_AFTER_S = 1.0
 
-_STATES = {
-    EpisodeState.QUEUED: episode_pb2.Episode.STATE_QUEUED,
-    EpisodeState.CLAIMED: episode_pb2.Episode.STATE_CLAIMED,
-    EpisodeState.SUBMITTED: episode_pb2.Episode.STATE_SUBMITTED,
-    EpisodeState.DEAD: episode_pb2.Episode.STATE_DEAD,
-    EpisodeState.CANCELLED: episode_pb2.Episode.STATE_CANCELLED,
-}
-_TYPES = {
-    EpisodeType.TRAIN: episode_pb2.Episode.TYPE_TRAIN,
-    EpisodeType.EVAL: episode_pb2.Episode.TYPE_EVAL,
-}
+_STATES = {each: episode_pb2.Episode.State.Value(f"STATE_{each.name}") for each in EpisodeState}
+_TYPES = {each: episode_pb2.Episode.Type.Value(f"TYPE_{each.name}") for each in EpisodeType}
 _DECODED_STATES = {number: state for state, number in _STATES.items()}
 _DECODED_TYPES = {number: kind for kind, number in _TYPES.items()}
 

@@ -43,34 +43,11 @@ _MAX_WAIT_S = 20.0
 
 _MatchMessage = coordinator_pb2.Match
 _AgentMessage = coordinator_pb2.Agent
-_STATES = {
-    MatchState.GATHERING: _MatchMessage.STATE_GATHERING,
-    MatchState.RUNNING: _MatchMessage.STATE_RUNNING,
-    MatchState.COMPLETED: _MatchMessage.STATE_COMPLETED,
-    MatchState.ABORTED: _MatchMessage.STATE_ABORTED,
-    MatchState.CANCELLED: _MatchMessage.STATE_CANCELLED,
-}
-_ORDERS = {
-    TurnOrder.FIXED: _MatchMessage.TURN_ORDER_FIXED,
-    TurnOrder.SIMULTANEOUS: _MatchMessage.TURN_ORDER_SIMULTANEOUS,
-    TurnOrder.CUSTOM: _MatchMessage.TURN_ORDER_CUSTOM,
-}
-_POLICIES = {
-    LossPolicy.WAIT: _MatchMessage.POLICY_WAIT,
-    LossPolicy.DROP: _MatchMessage.POLICY_DROP,
-    LossPolicy.ABORT: _MatchMessage.POLICY_ABORT,
-}
-_POINTS = {
-    Point.ROLLOUT_START: coordinator_pb2.Barrier.POINT_ROLLOUT_START,
-    Point.ROLLOUT_END: coordinator_pb2.Barrier.POINT_ROLLOUT_END,
-    Point.UPDATE_START: coordinator_pb2.Barrier.POINT_UPDATE_START,
-    Point.UPDATE_END: coordinator_pb2.Barrier.POINT_UPDATE_END,
-}
-_GAME_STATES = {
-    GameState.PLAYING: coordinator_pb2.Game.STATE_PLAYING,
-    GameState.OVER: coordinator_pb2.Game.STATE_OVER,
-    GameState.ABANDONED: coordinator_pb2.Game.STATE_ABANDONED,
-}
+_STATES = {each: _MatchMessage.State.Value(f"STATE_{each.name}") for each in MatchState}
+_ORDERS = {each: _MatchMessage.TurnOrder.Value(f"TURN_ORDER_{each.name}") for each in TurnOrder}
+_POLICIES = {each: _MatchMessage.Policy.Value(f"POLICY_{each.name}") for each in LossPolicy}
+_POINTS = {each: coordinator_pb2.Barrier.Point.Value(f"POINT_{each.name}") for each in Point}
+_GAME_STATES = {each: coordinator_pb2.Game.State.Value(f"STATE_{each.name}") for each in GameState}
 _SEAT_STATES = {
     MemberState.ABSENT: _AgentMessage.STATE_ABSENT,
     MemberState.LOST: _AgentMessage.STATE_LOST,

@@ -35,12 +35,7 @@ _ALL_BATCHES = "/rolloutBatches/-"
 
 
 class RolloutServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Maps the rollouts of CoordinatorService onto the domain.
-
-    Args:
-        batches: What is asked for.
-        driver: Says what a batch waits for.
-    """
+    """Maps the rollouts of CoordinatorService onto the domain."""
 
     def __init__(self, batches: RolloutBatches, driver: RolloutDriver) -> None:
         self._batches = batches
@@ -81,12 +76,7 @@ class RolloutServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
 
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
-    """Get, wait for, list, cancel and delete the operations that play batches.
-
-    Args:
-        batches: What is asked for.
-        driver: Says what a batch waits for.
-    """
+    """Get, wait for, list, cancel and delete the operations that play batches."""
 
     def __init__(self, batches: RolloutBatches, driver: RolloutDriver) -> None:
         self._batches = batches

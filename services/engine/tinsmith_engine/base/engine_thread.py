@@ -99,10 +99,9 @@ class EngineThread:
 
     Args:
         num_threads: Threads of one torch operation; None leaves torch's own choice.
-        name: Name of the thread.
     """
 
-    def __init__(self, *, num_threads: int | None = None, name: str = "engine") -> None:
+    def __init__(self, *, num_threads: int | None = None) -> None:
         self._num_threads = num_threads
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -111,7 +110,7 @@ class EngineThread:
         self._shared_until_s = 0.0
         self._steppers: list[_Stepper] = []
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
@@ -30,8 +28,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tinsmith_engine.arena.adam import SlotBound
-from tinsmith_engine.arena.slots import ParameterLayout
-from tinsmith_engine.base.types import FullConfig, RunState
 from tinsmith_engine.distributed.fsdp_steps import FullRun
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_runtime.errors import CheckpointCorruptError
@@ -57,7 +53,12 @@ def save_run(run: FullRun, folder: Path, ranks: Ranks) -> None:
     for name, tensors in parts.items():
         _save(tensors, HuggingFaceStorageWriter(str(folder / name), save_distributed=True))
     if ranks.is_first:
-        _write_state(folder, run.version, run.adam_steps, run.has_gradient)
+        state = {
+            "version": run.version,
+            "adam_steps": run.adam_steps,
+            "has_gradient": run.has_gradient,
+        }
+        (folder / STATE_FILE).write_text(json.dumps(state, sort_keys=True))
     ranks.meet()
 
 
@@ -81,7 +82,7 @@ def load_run(run: FullRun, folder: Path) -> None:
     if state["has_gradient"]:
         parts[GRADIENT_FOLDER] = dict(run.module.gradients)
     for name, tensors in parts.items():
-        _load(tensors, folder / name, no_dist=False)
+        _load(tensors, folder / name)
     run.version, run.adam_steps = int(state["version"]), int(state["adam_steps"])
     run.has_gradient = bool(state["has_gradient"])
     run.bound = SlotBound.unknown()
@@ -101,77 +102,20 @@ def export_model(run: FullRun, base_directory: Path, folder: Path, ranks: Ranks)
     ranks.meet()
 
 
-def read_state(folder: Path, layout: ParameterLayout) -> RunState:
-    """Return what `save_run` wrote as the state of a run of one process.
-
-    Raises:
-        CheckpointCorruptError: A file is absent or cannot be read.
-    """
-    state = _read_state(folder)
-    rows = {key: torch.zeros(layout.width) for key in ("theta", *_MOMENTS)}
-    parts = {
-        MODEL_FOLDER: layout.views(rows["theta"]),
-        OPTIMIZER_FOLDER: {
-            f"{moment}.{name}": view
-            for moment in _MOMENTS
-            for name, view in layout.views(rows[moment]).items()
-        },
-    }
-    if state["has_gradient"]:
-        rows["grad"] = torch.zeros(layout.width)
-        parts[GRADIENT_FOLDER] = layout.views(rows["grad"])
-    for name, tensors in parts.items():
-        _load(tensors, folder / name, no_dist=True)
-    return RunState(
-        config=FullConfig(),
-        version=int(state["version"]),
-        tensors=rows,
-        has_gradient=bool(state["has_gradient"]),
-        adam_steps=int(state["adam_steps"]),
-    )
-
-
-def write_state(state: RunState, layout: ParameterLayout, folder: Path) -> None:
-    """Write the state of a run of one process as `load_run` reads it."""
-    parts = {
-        MODEL_FOLDER: layout.views(state.tensors["theta"]),
-        OPTIMIZER_FOLDER: {
-            f"{moment}.{name}": view
-            for moment in _MOMENTS
-            for name, view in layout.views(state.tensors[moment]).items()
-        },
-    }
-    if state.has_gradient:
-        parts[GRADIENT_FOLDER] = layout.views(state.tensors["grad"])
-    for name, tensors in parts.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        # Views of one row: safetensors would refuse memory that tensors share.
-        copies = {key: tensor.clone() for key, tensor in tensors.items()}
-        save_file(copies, folder / name / "model-00001-of-00001.safetensors", {"format": "pt"})
-    steps = state.version if state.adam_steps is None else state.adam_steps
-    _write_state(folder, state.version, steps, state.has_gradient)
-
-
 def _save(tensors: Mapping[str, Tensor], writer: HuggingFaceStorageWriter) -> None:
     with _quiet():
         save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
 
 
-def _load(tensors: dict[str, Any], folder: Path, *, no_dist: bool) -> None:
+def _load(tensors: dict[str, Any], folder: Path) -> None:
     try:
         with _quiet():
-            reader = HuggingFaceStorageReader(str(folder))
-            load(tensors, storage_reader=reader, no_dist=no_dist)
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     except Exception as error:
         # It raises errors of many kinds, and wraps those of other ranks.
         raise CheckpointCorruptError(
             f"the checkpoint in {folder} cannot be read: {error}", folder=folder
         ) from error
-
-
-def _write_state(folder: Path, version: int, adam_steps: int, has_gradient: bool) -> None:
-    state = {"version": version, "adam_steps": adam_steps, "has_gradient": has_gradient}
-    (folder / STATE_FILE).write_text(json.dumps(state, sort_keys=True))
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

@@ -138,13 +138,7 @@ class _Layers(Sequence[LayerWeights]):
 
 
 class ShardedDecoder(Decoder):
-    """A decoder whose base model lies in parts on all ranks.
-
-    Args:
-        files: The model.
-        base: The parts.
-        split: How the sums of products are cut.
-    """
+    """A decoder whose base model lies in parts on all ranks."""
 
     def __init__(self, files: DecoderFiles, base: ShardedBase, split: KSplit) -> None:
         nothing = torch.empty(0, dtype=files.dtype, device=files.device)

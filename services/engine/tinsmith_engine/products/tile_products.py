@@ -56,10 +56,9 @@ class TileProducts:
         _launch(y[None], x[None], weight[None], bias=bias)
         return y
 
-    def batched(self, left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return `left @ right` for left [B, n, K] and right [B, K, m], in their dtype or this."""
-        shape = (left.shape[0], left.shape[1], right.shape[2])
-        y = left.new_empty(shape, dtype=dtype or left.dtype)
+    def batched(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ right` for left [B, n, K] and right [B, K, m], in their dtype."""
+        y = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
         _launch(y, left, right)
         return y
 

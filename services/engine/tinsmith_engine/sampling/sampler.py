@@ -387,7 +387,7 @@ class Sampler:
     def _sequence(self, state: RequestState, sample: int, rope_shift: int) -> ActiveSequence:
         self._num_begun += 1
         tokens = list(state.request.prompt_tokens)
-        search = _stop_search(state.request)
+        search = StopSearch.of(state.request)
         shaping = state.request.shaping
         row = None if shaping.is_neutral else RowShaping(shaping, tokens)
         constraint = state.request.constraint
@@ -544,9 +544,3 @@ def _decoding(engine: Engine, max_sequences: int, cache_bytes: int) -> Decoding:
     # More than all sequences of the greatest length would never be used.
     most = (max_sequences + MAX_PROMPTS) * blocks_for(engine.info.max_context_tokens)
     return CachedDecoding(model, engine.base, engine.versions, min(cache_bytes // per_block, most))
-
-
-def _stop_search(request: SampleRequest) -> StopSearch | None:
-    if not request.stop_strings or request.decode_text is None:
-        return None
-    return StopSearch(request.stop_strings, request.decode_text)

@@ -131,17 +131,19 @@ def validate_adam(params: AdamParams) -> None:
 
     Raises:
         NotFiniteInputError: A hyper-parameter is NaN or infinite.
-        InvalidFieldError: A hyper-parameter is negative, or a beta is not below 1.
+        InvalidFieldError: A hyper-parameter is out of range.
     """
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        path = f"adam.{field.name}"
+    for name, value in dataclasses.asdict(params).items():
+        path = f"adam.{name}"
         if not math.isfinite(value):
-            raise NotFiniteInputError(path, f"is {value}")
-        if value < 0.0:
-            raise InvalidFieldError(path, f"must not be negative, got {value}")
-        if field.name.startswith("beta") and value >= 1.0:
-            raise InvalidFieldError(path, f"must be below 1, got {value}")
+            raise NotFiniteInputError(path, f"must be finite, got {value}")
+        is_valid, wanted = {
+            "beta1": (0 <= value < 1, "in [0, 1)"),
+            "beta2": (0 <= value < 1, "in [0, 1)"),
+            "eps": (value > 0, "above 0"),
+        }.get(name, (value >= 0, "at least 0"))
+        if not is_valid:
+            raise InvalidFieldError(path, f"must be {wanted}, got {value}")
 
 
 def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:

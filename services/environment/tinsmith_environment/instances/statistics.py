@@ -71,11 +71,7 @@ class JobStatistics:
 
 
 class Statistics:
-    """The statistics of all projects.
-
-    Args:
-        now: Time of day.
-    """
+    """The statistics of all projects."""
 
     def __init__(self, now: Callable[[], datetime.datetime]) -> None:
         self._now = now

@@ -29,9 +29,8 @@ _MAX_JOB_CHARACTERS = 63
 _MAX_TOOL_CALLS = 128
 
 _STATES = {
-    InstanceState.ACTIVE: environment_pb2.EnvironmentInstance.STATE_ACTIVE,
-    InstanceState.FINISHED: environment_pb2.EnvironmentInstance.STATE_FINISHED,
-    InstanceState.FAILED: environment_pb2.EnvironmentInstance.STATE_FAILED,
+    each: environment_pb2.EnvironmentInstance.State.Value(f"STATE_{each.name}")
+    for each in InstanceState
 }
 
 

@@ -100,11 +100,7 @@ class StreamedPiece:
 
 
 class ModelCalls:
-    """Samples for OpenAI clients.
-
-    Args:
-        services: The parts of the gateway.
-    """
+    """Samples for OpenAI clients."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

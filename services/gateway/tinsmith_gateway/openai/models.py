@@ -27,12 +27,7 @@ _OWNER = "tinsmith"
 
 
 class ModelList:
-    """Says which names `model` may have.
-
-    Args:
-        services: The parts of the gateway.
-        calls: Knows what a name stands for.
-    """
+    """Says which names `model` may have."""
 
     def __init__(self, services: Services, calls: ModelCalls) -> None:
         self._upstream: Upstream = services.upstream

@@ -91,12 +91,7 @@ def parse_number(name: str, text: str) -> int:
 
 
 class Resources:
-    """Reads for the page.
-
-    Args:
-        upstream: Calls the pods.
-        tokenizers: Say what tokens stand for.
-    """
+    """Reads for the page."""
 
     def __init__(self, upstream: Upstream, tokenizers: TokenizerStore) -> None:
         self._upstream = upstream

@@ -55,11 +55,11 @@ class _File:
     tag: str
 
 
-def static_routes(folder: Path = STATIC) -> list[Route]:
+def static_routes() -> list[Route]:
     """Return the routes of the files: `/` for the page, `/page/<file>` for the others."""
     return [
         Route("/" if name == INDEX else f"/page/{name}", _serving(file), methods=["GET"])
-        for name, file in _read(folder).items()
+        for name, file in _read(STATIC).items()
     ]
 
 

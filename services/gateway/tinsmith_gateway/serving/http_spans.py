@@ -15,11 +15,7 @@ _SERVER_ERROR = 500
 
 
 class HttpSpans:
-    """Wraps an application so that its requests are spans, while traces are on.
-
-    Args:
-        app: The application.
-    """
+    """Wraps an application so that its requests are spans, while traces are on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

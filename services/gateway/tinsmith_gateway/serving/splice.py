@@ -102,12 +102,7 @@ class Pipe(asyncio.Protocol):
 
 
 class ClientPipe(Pipe):
-    """The end of the client, whose streams are counted.
-
-    Args:
-        limits: How many there may be.
-        client: The connection.
-    """
+    """The end of the client, whose streams are counted."""
 
     _may_half_close = True
 

@@ -37,11 +37,7 @@ SWEEP_INTERVAL_S = 20.0
 
 
 class TinkerWire:
-    """The Tinker protocol of one gateway.
-
-    Args:
-        services: What the gateway is made of.
-    """
+    """The Tinker protocol of one gateway."""
 
     def __init__(self, services: Services) -> None:
         config = services.config

@@ -73,15 +73,15 @@ class ChatTokenizer(Protocol):
         """Return what work with this tokenizer returns that takes microseconds here."""
 
 
-class ModelTokenizer:
-    """A tokenizer, and what its files say beyond it.
+class ModelTokenizer(Tokenizer):
+    """A tokenizer, and what its files say beyond it; implements `ChatTokenizer` in this process.
 
     Args:
         files: As `GetTokenizer` delivers them.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.tokenizer = Tokenizer(files)
+        super().__init__(files)
         document = json.loads(files["tokenizer.json"])
         self._special = {
             int(token["id"]): str(token["content"])
@@ -100,38 +100,7 @@ class ModelTokenizer:
         else:
             # Of a unigram model each piece stands beside its score.
             self._pieces = {token: str(piece) for token, (piece, _) in enumerate(vocabulary or ())}
-        self.image_token = self.tokenizer.image_token_id
-
-    @property
-    def chat_template(self) -> str | None:
-        """See `ChatTokenizer`."""
-        return self.tokenizer.chat_template
-
-    @property
-    def tool_template(self) -> str | None:
-        """See `ChatTokenizer`."""
-        return self.tokenizer.tool_template
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `ChatTokenizer`."""
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See `ChatTokenizer`."""
-        return self.tokenizer.decode(tokens)
-
-    def render_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        **variables: Any,
-    ) -> str:
-        """See `ChatTokenizer`."""
-        return self.tokenizer.render_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
-        )
+        self.image_token = self.image_token_id
 
     async def aside(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
         """See `ChatTokenizer`: in a thread."""
@@ -144,12 +113,12 @@ class ModelTokenizer:
     def decoder(self, *, skip_special: bool, kept: Collection[str] = ()) -> Callable[..., str]:
         """See `ChatTokenizer`."""
         if not skip_special:
-            return self.tokenizer.decode_behind
+            return self.decode_behind
         left_out = {token for token, content in self._special.items() if content not in kept}
 
         def decode(tokens: Sequence[int]) -> str:
             kept_tokens = [token for token in tokens if token not in left_out]
-            return self.tokenizer.decode_behind(kept_tokens)
+            return self.decode_behind(kept_tokens)
 
         return decode
 
@@ -165,14 +134,14 @@ class ModelTokenizer:
         if self._marks_spaces and piece is not None:
             byte = _BYTE_PIECE.fullmatch(piece)
             return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
-        text = self.tokenizer.decode([token])
+        text = self.decode([token])
         return None if "\ufffd" in text else text.encode()
 
     def text_of(self, token: int) -> str:
         """See `ChatTokenizer`."""
         content = self.bytes_of(token)
         if content is None:
-            return self.tokenizer.decode([token])
+            return self.decode([token])
         try:
             return content.decode()
         except UnicodeDecodeError:

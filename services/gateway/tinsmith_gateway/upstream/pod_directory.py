@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,20 +70,12 @@ class Directory:
     Args:
         scheduler_address: `host:port` of the scheduler.
         credentials: Of the gateway.
-        clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        scheduler_address: str,
-        credentials: PodCredentials,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, scheduler_address: str, credentials: PodCredentials) -> None:
         scheduler_address = normalize_address(scheduler_address, name="scheduler_address")
         self._scheduler_address = scheduler_address
         self._metadata = credentials.metadata
-        self._clock = clock
         self._channel = credentials.open_channel(scheduler_address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._worker_stub: Any = workers_pb2_grpc.WorkerServiceStub(self._channel)
@@ -118,9 +109,9 @@ class Directory:
         known = self._addresses.get(owner)
         if known is None:
             known = await asyncio.shield(self._asked(owner))
-        elif self._refresh_s.get(owner, math.inf) < self._clock():
+        elif self._refresh_s.get(owner, math.inf) < time.monotonic():
             # Replicas may have come meanwhile. Those that are known serve until there is an answer.
-            self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
+            self._refresh_s[owner] = time.monotonic() + _REPLICAS_TTL_S
             self._asked(owner).add_done_callback(_note_failure)
         if not isinstance(owner, SamplingOwner):
             return Route(known[0])
@@ -163,7 +154,7 @@ class Directory:
             TinsmithError: If the scheduler cannot be asked.
         """
         expires_s, workers = self._workers.get(role, (0.0, []))
-        if expires_s > self._clock():
+        if expires_s > time.monotonic():
             return workers
         task = self._listing.get(role)
         if task is None:
@@ -181,7 +172,7 @@ class Directory:
                 for each in page.workers
             ]
         if workers:
-            self._workers[role] = (self._clock() + _WORKERS_TTL_S, workers)
+            self._workers[role] = (time.monotonic() + _WORKERS_TTL_S, workers)
         return workers
 
     async def _find(self, owner: Owner) -> list[str]:
@@ -194,7 +185,7 @@ class Directory:
             self._refresh_s.clear()
         self._addresses[owner] = addresses
         if isinstance(owner, SamplingOwner):
-            self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
+            self._refresh_s[owner] = time.monotonic() + _REPLICAS_TTL_S
         return addresses
 
     async def _ask(self, owner: Owner) -> tuple[list[str], str]:

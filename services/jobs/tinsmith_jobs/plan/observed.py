@@ -134,8 +134,8 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedJob:
-    """A TrainingJob as it is in the cluster.
+class ObservedWorkload:
+    """A workload as it is in the cluster.
 
     Attributes:
         key: Its name.
@@ -148,33 +148,31 @@ class ObservedJob:
         is_deleting: Whether it was deleted; the cluster then deletes its pods.
         spec_text: The spec that holds, as JSON.
         edit_error: Why the present spec does not hold, but the one before it.
-        retried_end: When it had failed, if its author wants it to go on nevertheless.
     """
 
     key: NamespacedName
     uid: str
     generation: int
     created: datetime.datetime
-    spec: JobSpec | None
+    spec: JobSpec | PoolSpec | None
     spec_error: str
     status: Status
     is_deleting: bool = False
     spec_text: str = ""
     edit_error: str = ""
-    retried_end: datetime.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedPool:
-    """A TrainerPool as it is in the cluster; see `ObservedJob`."""
+class ObservedJob(ObservedWorkload):
+    """A TrainingJob as it is in the cluster."""
 
-    key: NamespacedName
-    uid: str
-    generation: int
-    created: datetime.datetime
+    spec: JobSpec | None
+    retried_end: datetime.datetime | None = None
+    """When it had failed, if its author wants it to go on nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool(ObservedWorkload):
+    """A TrainerPool as it is in the cluster."""
+
     spec: PoolSpec | None
-    spec_error: str
-    status: Status
-    is_deleting: bool = False
-    spec_text: str = ""
-    edit_error: str = ""

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,7 @@ class NotBegunError(Exception):
 
 
 class ConfinedProcesses:
-    """Keeps the number of confined processes: the one used longest ago gives way.
-
-    Args:
-        confinement: Their bounds.
-    """
+    """Keeps the number of confined processes: the one used longest ago gives way."""
 
     def __init__(self, confinement: Confinement) -> None:
         self.confinement = confinement
@@ -122,7 +118,6 @@ class ConfinedProcess:
         work: What it does, for the metric of those that ended.
         max_pause_s: Longest pause before it begins anew; 0 for none, where a failure is the fault
             of one request and says nothing of the next.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -133,14 +128,12 @@ class ConfinedProcess:
         *,
         work: str,
         max_pause_s: float = MAX_PAUSE_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._module = module
         self._first = json.dumps(first).encode()
         self._processes = processes
         self._work = work
         self._max_pause_s = max_pause_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._num_failures = 0
@@ -189,10 +182,10 @@ class ConfinedProcess:
         self._processes.leave(self)
 
     def _begin(self) -> None:
-        if self._clock() < self._not_before_s:
+        if time.monotonic() < self._not_before_s:
             raise WorkerUnavailableError(
                 f"the {self._work} has just failed; send the request again later",
-                retry_after_s=self._not_before_s - self._clock(),
+                retry_after_s=self._not_before_s - time.monotonic(),
             )
         self._end()
         self._processes.leave(self)
@@ -217,13 +210,13 @@ class ConfinedProcess:
 
     def _exchange(self, request: bytes, timeout_s: float) -> Any:
         try:
-            answer = self._answer_to(request, self._clock() + timeout_s)
+            answer = self._answer_to(request, time.monotonic() + timeout_s)
         except (OSError, EOFError, ValueError, KeyError) as error:
             self._end()
             self._processes.leave(self)
             self._num_failures += 1
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_failures - 1), self._max_pause_s)
-            self._not_before_s = self._clock() + pause_s
+            self._not_before_s = time.monotonic() + pause_s
             CONFINED_ENDS.labels(self._work).inc()
             raise WorkEndedError(
                 f"took more than {timeout_s:g} s or {self._processes.confinement.memory_bytes} "
@@ -262,7 +255,7 @@ class ConfinedProcess:
     def _wait(self, descriptor: int, event: int, deadline_s: float) -> None:
         poll = select.poll()
         poll.register(descriptor, event)
-        left_s = deadline_s - self._clock()
+        left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000):
             raise TimeoutError("the process does not answer")
 

@@ -142,13 +142,13 @@ class FairQueue:
 
     Args:
         cycle_tokens: About how many tokens a cycle holds; may be changed between two of them.
-        first_credit: What a run has that had no work before: its first part need not be saved up
-            for if it is small. May be changed likewise.
     """
 
-    def __init__(self, cycle_tokens: int, first_credit: int = 0) -> None:
+    def __init__(self, cycle_tokens: int) -> None:
         self.cycle_tokens = cycle_tokens
-        self.first_credit = first_credit
+        self.first_credit = 0
+        """What a run has that had no work before: its first part need not be saved up for if it is
+        small. May be changed likewise."""
         # The run that was served longest ago is first.
         self._credits: dict[str, int] = {}
         self._was_alone = False

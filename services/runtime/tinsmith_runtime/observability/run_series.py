@@ -29,9 +29,6 @@ class RunSeries:
     """The series of the runs that were active last.
 
     Several threads may use one object. A caller keeps no series: it may end at any time.
-
-    Args:
-        max_runs: How many runs have series.
     """
 
     def __init__(self, max_runs: int = MAX_RUNS) -> None:

@@ -17,11 +17,7 @@ from tinsmith_runtime.usage import (
     UsageReport,
 )
 
-_PERIODS = {
-    Period.TOTAL: usage_pb2.Budget.PERIOD_TOTAL,
-    Period.DAY: usage_pb2.Budget.PERIOD_DAY,
-    Period.MONTH: usage_pb2.Budget.PERIOD_MONTH,
-}
+_PERIODS = {each: usage_pb2.Budget.Period.Value(f"PERIOD_{each.name}") for each in Period}
 
 
 def encode_amounts(amounts: UsageAmounts) -> usage_pb2.UsageAmounts:

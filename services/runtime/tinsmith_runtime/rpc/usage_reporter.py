@@ -38,13 +38,7 @@ class UsageLog(Protocol):
 
 
 class UsageReporter:
-    """Reports until it is stopped.
-
-    Args:
-        log: What counts.
-        gate: Keeps the budgets of the pod.
-        scheduler: Takes the reports.
-    """
+    """Reports until it is stopped."""
 
     def __init__(self, log: UsageLog, gate: BudgetGate, scheduler: SchedulerClient) -> None:
         self._log = log

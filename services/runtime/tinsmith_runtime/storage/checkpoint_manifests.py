@@ -175,35 +175,18 @@ def read_manifest(store: ObjectStore, folder: str, *, sha256: str | None = None)
     return _decode(folder, content)
 
 
-def verify_checkpoint(
-    store: ObjectStore,
-    folder: str,
-    *,
-    sha256: str | None = None,
-    progress: Progress = ignore_progress,
-) -> Manifest:
+def verify_checkpoint(store: ObjectStore, folder: str, *, sha256: str | None = None) -> Manifest:
     """Read all of a checkpoint, keep nothing, and return its manifest.
 
     Raises:
         CheckpointCorruptError: If anything is missing, truncated or changed.
     """
     manifest = read_manifest(store, folder, sha256=sha256)
-    done_bytes = 0
-    for name, entry in manifest.files.items():
-        for chunk in _verified(store, folder, name, entry):
-            done_bytes += len(chunk)
-            progress(done_bytes, manifest.size_bytes)
+    verify_files(store, folder, manifest)
     return manifest
 
 
-def fetch_files(
-    store: ObjectStore,
-    folder: str,
-    manifest: Manifest,
-    local_folder: Path,
-    *,
-    progress: Progress = ignore_progress,
-) -> None:
+def fetch_files(store: ObjectStore, folder: str, manifest: Manifest, local_folder: Path) -> None:
     """Download the files that a manifest names, verified while they arrive.
 
     A file gets its name once it is whole and right. After a failure the same call fetches what is
@@ -213,7 +196,6 @@ def fetch_files(
         CheckpointCorruptError: If anything is missing, truncated or changed.
         StorageFullError: If the local disk is full.
     """
-    done_bytes, total_bytes = 0, manifest.size_bytes
     with full_disk_is_typed(local_folder):
         local_folder.mkdir(parents=True, exist_ok=True)
         for name, entry in manifest.files.items():
@@ -223,12 +205,9 @@ def fetch_files(
                 with temporary.open("wb") as file:
                     for chunk in _verified(store, folder, name, entry):
                         file.write(chunk)
-                        progress(done_bytes + file.tell(), total_bytes)
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(target)
-            done_bytes += entry.size_bytes
-            progress(done_bytes, total_bytes)
 
 
 def verify_files(store: ObjectStore, folder: str, manifest: Manifest) -> None:

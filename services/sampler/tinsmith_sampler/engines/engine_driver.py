@@ -45,13 +45,7 @@ class Load:
 
 
 class SamplingDriver:
-    """The requests of one base model.
-
-    Args:
-        engine: Samples them.
-        base_model: Name of the model.
-        limits: Bounds of what may be unfinished.
-    """
+    """The requests of one base model."""
 
     def __init__(self, engine: SamplingEngine, base_model: str, limits: QueueLimits) -> None:
         self._engine = engine

@@ -41,19 +41,11 @@ class SessionCache:
     Args:
         look_up: Asks the scheduler; raises `SamplingSessionNotFoundError`.
         ttl_s: How long an answer is used, and so how long an ended session still works.
-        clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        look_up: Callable[[str], Awaitable[Target]],
-        *,
-        ttl_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, look_up: Callable[[str], Awaitable[Target]], *, ttl_s: float) -> None:
         self._look_up = look_up
         self._ttl_s = ttl_s
-        self._clock = clock
         self._targets: dict[str, tuple[float, Target]] = {}
 
     async def get(self, name: str) -> Target:
@@ -64,12 +56,12 @@ class SessionCache:
             WorkerUnavailableError: If the scheduler cannot be reached and no answer is at hand.
         """
         known = self._targets.get(name)
-        if known is not None and known[0] > self._clock():
+        if known is not None and known[0] > time.monotonic():
             return known[1]
         if len(self._targets) >= _MAX_ENTRIES:
             self._targets.clear()
         target = await self._look_up(name)
-        self._targets[name] = (self._clock() + self._ttl_s, target)
+        self._targets[name] = (time.monotonic() + self._ttl_s, target)
         return target
 
     def forget(self, name: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
 
 from tinsmith_engine import SampleRequest
 from tinsmith_runtime.usage import NOTHING, BudgetGate, UsageAmounts, UsageKey, UsageReport, day_of
@@ -69,17 +68,11 @@ def amounts_of(
 
 
 class SampledUsage:
-    """The totals of this process; implements `UsageLog`.
+    """The totals of this process, of which budgets are told; implements `UsageLog`."""
 
-    Args:
-        budgets: Told what projects used.
-        wall_clock: Seconds since the epoch.
-    """
-
-    def __init__(self, budgets: BudgetGate, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, budgets: BudgetGate) -> None:
         self.budgets = budgets
         self.source = f"sampler-{uuid.uuid4().hex}"
-        self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._totals: dict[UsageKey, UsageAmounts] = {}
         self._changed: set[UsageKey] = set()
@@ -88,7 +81,7 @@ class SampledUsage:
         """Count a request that ended; may be called on any thread."""
         if amounts == NOTHING:
             return
-        day = day_of(self._wall_clock())
+        day = day_of(time.time())
         key = UsageKey(project=project, run=run, key_id=key_id, day=day)
         with self._lock:
             self._totals[key] = self._totals.get(key, NOTHING) + amounts
@@ -103,7 +96,7 @@ class SampledUsage:
 
     async def note_reported(self, report: UsageReport) -> None:
         """Note that the scheduler has a report, and forget what does not grow any more."""
-        today = day_of(self._wall_clock())
+        today = day_of(time.time())
         with self._lock:
             for key, amounts in report.totals.items():
                 if self._totals[key] == amounts:

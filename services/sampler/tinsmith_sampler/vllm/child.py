@@ -49,11 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Applies commands to an engine and tells what it made.
-
-    Args:
-        connection: To the sampler.
-    """
+    """Applies commands to an engine and tells what it made."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

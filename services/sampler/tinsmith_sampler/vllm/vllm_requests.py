@@ -53,7 +53,7 @@ class VllmRequest:
         self._cache_salt = cache_salt
         request = ticket.request
         self._samples = [
-            _Sample(index, _stop_search(request)) for index in range(request.num_samples)
+            _Sample(index, StopSearch.of(request)) for index in range(request.num_samples)
         ]
         self._prompt: PromptLogprobs | None = None
         self._num_cached = 0
@@ -193,12 +193,6 @@ def _seed_of(seed: int, index: int) -> int:
     """Return the seed of one completion, which its index and the seed of the request make."""
     digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
     return int.from_bytes(digest[:_SEED_BYTES], "big")
-
-
-def _stop_search(request: SampleRequest) -> StopSearch | None:
-    if not request.stop_strings or request.decode_text is None:
-        return None
-    return StopSearch(request.stop_strings, request.decode_text)
 
 
 def _scores(

@@ -74,16 +74,10 @@ _MAX_KEY_TTL_S = 10 * 365.25 * 24 * 3600.0
 _MAX_WAIT_S = 20.0
 
 _SESSION_STATES = {
-    SessionState.ACTIVE: scheduler_pb2.Session.STATE_ACTIVE,
-    SessionState.FINISHED: scheduler_pb2.Session.STATE_FINISHED,
-    SessionState.EXPIRED: scheduler_pb2.Session.STATE_EXPIRED,
+    each: scheduler_pb2.Session.State.Value(f"STATE_{each.name}") for each in SessionState
 }
 _RUN_STATES = {
-    RunState.CREATING: scheduler_pb2.TrainingRun.STATE_CREATING,
-    RunState.ACTIVE: scheduler_pb2.TrainingRun.STATE_ACTIVE,
-    RunState.MOVING: scheduler_pb2.TrainingRun.STATE_MOVING,
-    RunState.FAILED: scheduler_pb2.TrainingRun.STATE_FAILED,
-    RunState.DELETED: scheduler_pb2.TrainingRun.STATE_DELETED,
+    each: scheduler_pb2.TrainingRun.State.Value(f"STATE_{each.name}") for each in RunState
 }
 _ACTIVITIES = {
     None: scheduler_pb2.TrainingRun.ACTIVITY_UNSPECIFIED,

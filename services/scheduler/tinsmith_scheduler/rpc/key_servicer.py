@@ -18,11 +18,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
-    """Maps KeyService onto the keys of projects, which check what a caller may do with them.
-
-    Args:
-        keys: What is served.
-    """
+    """Maps KeyService onto the keys of projects, which check what a caller may do with them."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys

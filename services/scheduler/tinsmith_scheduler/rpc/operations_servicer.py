@@ -25,11 +25,7 @@ _CREATE = "create"
 
 
 class OperationsServicer:
-    """Maps Operations onto the creations of runs.
-
-    Args:
-        domain: What is served.
-    """
+    """Maps Operations onto the creations of runs."""
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain

@@ -34,11 +34,7 @@ _NAME = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 class RunMetricsServicer(run_metrics_pb2_grpc.RunMetricsServiceServicer):
-    """Maps RunMetricsService onto the metrics of runs.
-
-    Args:
-        metrics: What is served.
-    """
+    """Maps RunMetricsService onto the metrics of runs."""
 
     def __init__(self, metrics: RunMetrics) -> None:
         self._metrics = metrics

@@ -32,9 +32,8 @@ _FORK_TIMEOUT_S = 300.0
 """The trainer copies files; a call that was cut off goes on there, and is repeated."""
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
-    ReleaseMode.PARK: trainer_control_pb2.ReleaseRunRequest.MODE_PARK,
-    ReleaseMode.HAND_OVER: trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER,
-    ReleaseMode.DELETE: trainer_control_pb2.ReleaseRunRequest.MODE_DELETE,
+    each: trainer_control_pb2.ReleaseRunRequest.Mode.Value(f"MODE_{each.name}")
+    for each in ReleaseMode
 }
 
 _CONTROL = trainer_control_pb2_grpc.TrainerControlServiceStub

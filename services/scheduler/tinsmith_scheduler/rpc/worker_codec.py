@@ -25,12 +25,7 @@ from tinsmith_scheduler.store.records import (
     WorkerRole,
 )
 
-_ROLES = {
-    workers_pb2.Worker.ROLE_TRAINER: WorkerRole.TRAINER,
-    workers_pb2.Worker.ROLE_SAMPLER: WorkerRole.SAMPLER,
-    workers_pb2.Worker.ROLE_ENVIRONMENT: WorkerRole.ENVIRONMENT,
-    workers_pb2.Worker.ROLE_COORDINATOR: WorkerRole.COORDINATOR,
-}
+_ROLES = {workers_pb2.Worker.Role.Value(f"ROLE_{each.name}"): each for each in WorkerRole}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 
 

@@ -36,13 +36,7 @@ class LocatedCheckpoint:
 
 
 class CheckpointSources:
-    """Finds checkpoints.
-
-    Args:
-        database: Where runs are kept.
-        workers: The workers that are registered.
-        trainers: Asked for checkpoints.
-    """
+    """Finds checkpoints."""
 
     def __init__(self, database: Database, *, workers: Workers, trainers: Trainers) -> None:
         self._database = database

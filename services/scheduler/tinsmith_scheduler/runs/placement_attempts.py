@@ -34,13 +34,7 @@ class TrainerFullError(CapacityExhaustedError):
 
 
 class Adoptions:
-    """Places runs, one try at a time.
-
-    Args:
-        database: Where runs are kept.
-        workers: The workers that are registered.
-        trainers: Asked to adopt runs.
-    """
+    """Places runs, one try at a time."""
 
     def __init__(self, database: Database, *, workers: Workers, trainers: Trainers) -> None:
         self._database = database

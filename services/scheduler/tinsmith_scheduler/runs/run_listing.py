@@ -19,13 +19,7 @@ _STANDINGS_TIMEOUT_S = 2.0
 
 
 class RunListing:
-    """Adds to runs what their trainers and sessions say.
-
-    Args:
-        database: Where sessions are kept.
-        workers: The workers that are registered.
-        trainers: Asked how runs stand.
-    """
+    """Adds to runs what their trainers and sessions say."""
 
     def __init__(self, database: Database, *, workers: Workers, trainers: Trainers) -> None:
         self._database = database

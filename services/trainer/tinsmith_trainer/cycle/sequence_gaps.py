@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from tinsmith_runtime.errors import SequenceGapError
@@ -44,7 +44,6 @@ class GapWatcher:
         ledger: Where numbers are consumed.
         committer: Ends the operations that waited.
         wire: The stored form of errors.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -55,8 +54,6 @@ class GapWatcher:
         ledger: Ledger,
         committer: Committer,
         wire: WireCodec,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout_s = timeout_s
         self._registry = registry
@@ -65,7 +62,6 @@ class GapWatcher:
         self._ledger = ledger
         self._committer = committer
         self._wire = wire
-        self._clock = clock
         self._flooded_s = float("-inf")
         self._num_submits = 0
 
@@ -77,7 +73,7 @@ class GapWatcher:
         """
         while True:
             await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
-            now_s = self._clock()
+            now_s = time.monotonic()
             if self._registry.num_submits - self._num_submits >= _MANY_SUBMITS:
                 self._flooded_s = now_s
             self._num_submits = self._registry.num_submits

@@ -25,21 +25,12 @@ class LedgerUsage:
         ledger: Counts.
         worker: Names a ledger that is of this trainer alone.
         wall_clock: Seconds since the epoch.
-        clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        worker: str,
-        *,
-        wall_clock: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ledger: Ledger, worker: str, *, wall_clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self._worker = worker
         self._wall_clock = wall_clock
-        self._clock = clock
         self._stored: dict[tuple[str, str], int] = {}
         self._looked_at_s = float("-inf")
 
@@ -52,7 +43,7 @@ class LedgerUsage:
         """Return totals and sizes that the scheduler does not have."""
         totals = await self._ledger.unreported_usage(limit)
         stored: dict[tuple[str, str], int] = {}
-        if self._clock() - self._looked_at_s >= _STORED_INTERVAL_S:
+        if time.monotonic() - self._looked_at_s >= _STORED_INTERVAL_S:
             found = await self._ledger.stored_bytes()
             gone = dict.fromkeys(self._stored.keys() - found.keys(), 0)
             changed = [
@@ -62,7 +53,7 @@ class LedgerUsage:
             ]
             stored = dict(changed[:limit])
             if len(changed) <= limit:
-                self._looked_at_s = self._clock()
+                self._looked_at_s = time.monotonic()
         return UsageReport(totals, stored)
 
     async def note_reported(self, report: UsageReport) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from google.longrunning import operations_pb2
 from google.protobuf.message import Message
-from google.rpc import status_pb2
 
 from tinsmith import names
 from tinsmith.rpc.error_codec import encode_status
@@ -252,12 +251,7 @@ def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Op
             finish_time=encode_time(record.finish_time_s) if record.finish_time_s else None,
         )
     )
-    if record.state is OperationState.SUCCEEDED:
-        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
-        operation.response.type_url = f"type.googleapis.com/{response_type}"
-        operation.response.value = record.result or b""
-    elif record.state is OperationState.FAILED:
-        operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
+    training_codec.put_outcome(operation, record, _RESPONSES)
     return operation
 
 

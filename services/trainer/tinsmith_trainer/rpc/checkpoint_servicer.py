@@ -63,12 +63,7 @@ class CheckpointDomain:
 
 
 class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
-    """Maps the checkpoint calls onto the domain.
-
-    Args:
-        runs: The runs of this trainer.
-        domain: What is served.
-    """
+    """Maps the checkpoint calls onto the domain."""
 
     def __init__(self, runs: RunRegistry, domain: CheckpointDomain) -> None:
         self._runs = runs

@@ -25,9 +25,8 @@ from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.run_status import status_of, waiting_for
 
 _RELEASE_MODES = {
-    trainer_control_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
-    trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
-    trainer_control_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
+    trainer_control_pb2.ReleaseRunRequest.Mode.Value(f"MODE_{each.name}"): each
+    for each in ReleaseMode
 }
 
 Context = Any

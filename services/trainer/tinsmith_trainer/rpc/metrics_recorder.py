@@ -24,12 +24,7 @@ _PASSING = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED})
 
 
 class MetricsRecorder:
-    """Records what waits, about once a second.
-
-    Args:
-        steps: Has what waits.
-        scheduler: Keeps the metrics.
-    """
+    """Records what waits, about once a second."""
 
     def __init__(self, steps: StepMetrics, scheduler: SchedulerClient) -> None:
         self._steps = steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tinsmith_engine import (
     BatchResult,
     Datum,
     OptimStepResult,
+    validate_adam,
 )
 from tinsmith_engine.contract.codec import (
     decode_array,
@@ -29,7 +30,6 @@ from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
     MissingLossInputError,
-    NotFiniteInputError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger import (
@@ -37,6 +37,7 @@ from tinsmith_runtime.ledger import (
     OperationRecord,
     OperationState,
     StoredFile,
+    TaskRecord,
 )
 from tinsmith_runtime.rpc.adapter_codec import encode_adapter
 from tinsmith_runtime.rpc.requests import (
@@ -204,13 +205,22 @@ def encode_operation(record: OperationRecord, status: OperationStatus) -> operat
         done=record.state is not OperationState.PENDING,
     )
     operation.metadata.Pack(metadata)
+    put_outcome(operation, record, _RESPONSES)
+    return operation
+
+
+def put_outcome(
+    operation: operations_pb2.Operation,
+    record: OperationRecord | TaskRecord,
+    responses: Mapping[str, type[Message]],
+) -> None:
+    """Put the result or error of what has ended into its message; responses are by kind."""
     if record.state is OperationState.SUCCEEDED:
-        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
+        response_type = responses[record.kind].DESCRIPTOR.full_name
         operation.response.type_url = f"type.googleapis.com/{response_type}"
         operation.response.value = record.result or b""
     elif record.state is OperationState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
-    return operation
 
 
 def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> checkpoint_pb2.Checkpoint:
@@ -274,28 +284,14 @@ def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
 def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:
     if not request.adam.HasField("learning_rate"):
         raise InvalidFieldError("adam.learning_rate", "is required")
-    given = given_fields(request.adam)
-    for name, value in given.items():
-        _check_hyper_parameter(name, value)
+    adam = AdamParams(**given_fields(request.adam))
+    validate_adam(adam)
     if request.observed_sequence_number < 0:
         raise InvalidFieldError("observed_sequence_number", "must be at least 0")
     if request.observes_deliveries and request.observed_sequence_number:
         raise InvalidFieldError("observed_sequence_number", "excludes observes_deliveries")
     observed = None if request.observes_deliveries else request.observed_sequence_number
-    return OptimStepWork(AdamParams(**given), observed)
-
-
-def _check_hyper_parameter(name: str, value: float) -> None:
-    path = f"adam.{name}"
-    if not math.isfinite(value):
-        raise NotFiniteInputError(path, f"must be finite, got {value}")
-    is_valid, wanted = {
-        "beta1": (0 <= value < 1, "in [0, 1)"),
-        "beta2": (0 <= value < 1, "in [0, 1)"),
-        "eps": (value > 0, "above 0"),
-    }.get(name, (value >= 0, "at least 0"))
-    if not is_valid:
-        raise InvalidFieldError(path, f"must be {wanted}, got {value}")
+    return OptimStepWork(adam, observed)
 
 
 def _decode_save(request: trainer_pb2.SaveCheckpointRequest) -> SaveCheckpointWork:

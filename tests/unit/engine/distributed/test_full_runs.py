@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.engine.conftest import reference_logprobs, relative_error, save_tiny
 from tests.unit.engine.distributed import scenarios
+from tests.unit.engine.distributed.full_files import read_state, write_state
 from tests.unit.engine.distributed.group import run_group
 
 from tinsmith_engine import Engine
-from tinsmith_engine.distributed.fsdp_files import read_state, write_state
 
 TOLERANCE = 1e-5
 

@@ -88,9 +88,6 @@ class _Evaluator:
 class Evaluators:
     """The evaluators of an experiment.
 
-    Args:
-        config: Settings.
-
     Raises:
         ConfigurationError: If a function cannot be had, or two have one name.
     """

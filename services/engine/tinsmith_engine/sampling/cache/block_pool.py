@@ -22,11 +22,7 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class BlockPool:
-    """The blocks of one cache.
-
-    Args:
-        num_blocks: How many there are.
-    """
+    """The blocks of one cache."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

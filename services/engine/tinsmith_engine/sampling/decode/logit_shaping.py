@@ -19,12 +19,7 @@ from tinsmith_runtime.text.penalties import Shaping
 
 
 class RowShaping:
-    """What is done to the logits of one sample, as far as it has grown.
-
-    Args:
-        shaping: Of its request.
-        prompt: Tokens before it.
-    """
+    """What is done to the logits of one sample, as far as it has grown."""
 
     def __init__(self, shaping: Shaping, prompt: Sequence[int]) -> None:
         self._shaping = shaping

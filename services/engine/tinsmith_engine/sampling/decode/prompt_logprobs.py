@@ -51,11 +51,7 @@ def _first_logprob(request: SampleRequest) -> int:
 
 
 class PromptScores:
-    """The scores of a prompt, while the logits of its positions come in, in any order.
-
-    Args:
-        request: Says what is asked for.
-    """
+    """The scores of a prompt, while the logits of its positions come in, in any order."""
 
     def __init__(self, request: SampleRequest) -> None:
         self._request = request

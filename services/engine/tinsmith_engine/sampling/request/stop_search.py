@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tinsmith_engine.sampling.request.sample_request import SampleRequest
 from tinsmith_runtime.text.detokenizer import Decode, IncrementalDetokenizer
 
 
@@ -24,6 +25,13 @@ class StopSearch:
         self._num_kept = max(map(len, stop_strings)) - 1
         self._detokenizer = IncrementalDetokenizer(decode)
         self._end = ""
+
+    @classmethod
+    def of(cls, request: SampleRequest) -> StopSearch | None:
+        """Return a search for a request; None if it has no stop strings."""
+        if not request.stop_strings or request.decode_text is None:
+            return None
+        return cls(request.stop_strings, request.decode_text)
 
     def pass_over(self, token: int) -> None:
         """Take a token in that ends nothing, nor is the beginning of what does."""

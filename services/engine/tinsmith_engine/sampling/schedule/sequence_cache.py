@@ -48,11 +48,7 @@ class ReadPrompt(NamedTuple):
 
 
 class SequenceCache:
-    """Sequences in the blocks of a cache.
-
-    Args:
-        decoding: Reads prompts, and holds the numbers.
-    """
+    """Sequences in the blocks of a cache."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding

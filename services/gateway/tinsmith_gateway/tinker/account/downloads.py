@@ -88,11 +88,7 @@ async def export(
 
 
 class Downloads:
-    """The endpoints of files.
-
-    Args:
-        services: What the gateway is made of.
-    """
+    """The endpoints of files."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

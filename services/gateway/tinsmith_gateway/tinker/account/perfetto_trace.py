@@ -29,12 +29,7 @@ _TRACE = "trace"
 
 
 class Traces:
-    """The endpoints of traces.
-
-    Args:
-        store: Knows when samples began and ended.
-        downloads: Seals links.
-    """
+    """The endpoints of traces."""
 
     def __init__(self, store: FutureStore, downloads: Downloads) -> None:
         self._store = store

@@ -89,11 +89,7 @@ class _KnownRun:
 
 
 class OrderedCalls:
-    """Submits the calls of models.
-
-    Args:
-        store: Keeps the reasons of refusals.
-    """
+    """Submits the calls of models."""
 
     def __init__(self, store: FutureStore) -> None:
         self._store = store

@@ -50,12 +50,7 @@ class _Recorded:
 
 
 class Recordings:
-    """Keeps what was sampled, and checks batches against it.
-
-    Args:
-        store: Where recordings are.
-        threads: Run what checking costs.
-    """
+    """Keeps what was sampled, and checks batches against it."""
 
     def __init__(self, store: FutureStore, threads: ProjectThreads) -> None:
         self._store = store

@@ -48,25 +48,13 @@ class _UploadGoneError(Exception):
 
 
 class Uploader:
-    """Puts objects.
-
-    Args:
-        client: Sends requests.
-        settings: Sizes of parts.
-    """
+    """Puts objects."""
 
     def __init__(self, client: S3Client, settings: StorageSettings) -> None:
         self._client = client
         self._settings = settings
 
-    def put(
-        self,
-        key: str,
-        source: Source,
-        *,
-        progress: Progress = ignore_progress,
-        headers: Mapping[str, str] | None = None,
-    ) -> FileEntry:
+    def put(self, key: str, source: Source, *, progress: Progress = ignore_progress) -> FileEntry:
         """Store an object and return what it holds.
 
         Raises:
@@ -77,7 +65,7 @@ class Uploader:
         deadline = self._client.new_deadline(source.size_bytes)
         if source.size_bytes <= self._settings.part_bytes:
             [data] = list(source.parts(self._settings.part_bytes)) or [b""]
-            self.put_once(key, data, deadline, headers=headers)
+            self.put_once(key, data, deadline)
             progress(len(data), len(data))
             return FileEntry(len(data), hashlib.sha256(data).hexdigest())
         part_bytes = max(self._settings.part_bytes, -(-source.size_bytes // _MAX_PARTS))
