@@ -107,6 +107,7 @@ class PeftSide:
         self.model: Any = get_peft_model(base, config, adapter_name="tenant-0")
         for tenant in range(1, num_tenants):
             self.model.add_adapter(f"tenant-{tenant}", config)
+        self.model.train()
         self._device = device
         self._optimizers = []
         for tenant in range(num_tenants):
@@ -120,7 +121,6 @@ class PeftSide:
 
     def step(self, batches: Sequence[Batch]) -> None:
         """Take one optimizer step for each tenant."""
-        self.model.train()
         for tenant, batch in enumerate(batches):
             self.model.set_adapter(f"tenant-{tenant}")
             longest = max(map(len, batch))

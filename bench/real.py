@@ -58,6 +58,7 @@ class Rivals(PeftSide):
         self.model.eval()
         with self.model.disable_adapter():
             generate(self.model, prompts, SAMPLED_TOKENS)
+        self.model.train()
 
     def loop(self, prompts: torch.Tensor) -> None:
         """Sample with the static loop."""

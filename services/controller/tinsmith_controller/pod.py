@@ -141,12 +141,14 @@ class ControllerPod:
         Raises:
             ConfigError: If the cluster cannot be listed.
         """
-        if not self._election.wait_elected():
+        if not self._election.wait_elected() or self._stopped.is_set():
             return
         self._spawn("election", lambda: self._election.keep(self._lost))
         # Listed after the election: what the leader before wrote is in these lists.
         self._stores.start()
         if not self._stores.wait_synced(self._config.sync_timeout_s):
+            if self._stopped.is_set():
+                return
             raise ConfigError(
                 f"the cluster could not be listed within {self._config.sync_timeout_s:.0f} s; are "
                 "the resources installed, and may the controller list them?"

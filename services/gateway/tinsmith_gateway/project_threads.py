@@ -33,7 +33,7 @@ MAX_LARGE_TEXTS = 2
 class ProjectThreads:
     """Runs the work of requests in threads, a few of each project at a time.
 
-    Those are half the cores that this process may use, and from 2 to 8.
+    A project has so many at a time as half the cores that this process may use, and from 2 to 8.
     """
 
     def __init__(self) -> None:

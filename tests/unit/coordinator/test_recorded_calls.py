@@ -11,7 +11,7 @@ import pytest
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import episode_pb2, trajectories_pb2
 from tinsmith_coordinator.rpc import call_codec
-from tinsmith_coordinator.store.records import StoredCall
+from tinsmith_coordinator.store.records import NewCall, StoredCall
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -38,7 +38,7 @@ def call_of(num_sequences: int = 1) -> Request:
     return request
 
 
-def decoded(request: Request) -> call_codec.NewCall:
+def decoded(request: Request) -> NewCall:
     with bind_body(request.SerializeToString()):
         return call_codec.decode_call(request)
 

@@ -177,10 +177,10 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
     await drawn.stop()
 
 
-@pytest.mark.parametrize("limit", ["_MAX_PENDING_BYTES_PER_PROJECT"])
 async def test_the_bytes_of_what_waits_are_filled_to_their_bound(
-    database: Database, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch, limit: str
+    database: Database, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit = "_MAX_PENDING_BYTES_PER_PROJECT"
     drawn = make(database, sampler)
     await drawn.submit("a", SESSION, FUTURE, BODY, key_id="k")
     promised = await FutureStore(database).get("a", FUTURE)

@@ -381,6 +381,37 @@ async def test_lists_of_an_older_scheduler_are_in_order(scheduler_target: Target
     ]
 
 
+async def test_an_older_scheduler_draws_no_number_of_a_forgotten_key(
+    scheduler_target: Target,
+) -> None:
+    await scheduler_target.make_first_release()
+    for number in range(1, 4):
+        await scheduler_target.insert(
+            "keys",
+            key_id=f"k{number}",
+            project="p",
+            secret_sha256=b"s",
+            scopes='["admin"]',
+            state="active",
+            display_name="",
+            create_time_s=5.0,
+        )
+
+    def forget(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("DELETE FROM keys WHERE key_id <> 'k1'")
+
+    await scheduler_target.run(forget)
+    await scheduler_target.run(scheduler_target.prepare)
+    fields = {"project": "p", "secret_sha256": b"s", "role": "admin", "state": "active"}
+    await scheduler_target.insert("keys", key_id="k4", display_name="", create_time_s=5.0, **fields)
+
+    def read(connection: sa.Connection) -> list[Any]:
+        keys = scheduler_tables.keys
+        return sorted(map(tuple, connection.execute(sa.select(keys.c.key_id, keys.c.serial))))
+
+    assert await scheduler_target.run(read) == [("k1", 1), ("k4", 4)]
+
+
 def test_opening_a_new_file_does_not_wait_for_alembic(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys\n"

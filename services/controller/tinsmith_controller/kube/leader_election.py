@@ -93,7 +93,7 @@ class LeaderElection:
         """Return True once this replica is elected, False if it was stopped before."""
         while not self._stopped.is_set():
             if self.try_once():
-                return True
+                return not self._stopped.is_set()
             self._stopped.wait(self._ttl_s / 5)
         return False
 

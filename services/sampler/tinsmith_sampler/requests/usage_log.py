@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 from tinsmith_engine import SampleRequest
 from tinsmith_runtime.usage import NOTHING, BudgetGate, UsageAmounts, UsageKey, UsageReport, day_of
@@ -68,11 +69,17 @@ def amounts_of(
 
 
 class SampledUsage:
-    """The totals of this process, of which budgets are told; implements `UsageLog`."""
+    """The totals of this process; implements `UsageLog`.
 
-    def __init__(self, budgets: BudgetGate) -> None:
+    Args:
+        budgets: Told what projects used.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(self, budgets: BudgetGate, *, wall_clock: Callable[[], float] = time.time) -> None:
         self.budgets = budgets
         self.source = f"sampler-{uuid.uuid4().hex}"
+        self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._totals: dict[UsageKey, UsageAmounts] = {}
         self._changed: set[UsageKey] = set()
@@ -81,7 +88,7 @@ class SampledUsage:
         """Count a request that ended; may be called on any thread."""
         if amounts == NOTHING:
             return
-        day = day_of(time.time())
+        day = day_of(self._wall_clock())
         key = UsageKey(project=project, run=run, key_id=key_id, day=day)
         with self._lock:
             self._totals[key] = self._totals.get(key, NOTHING) + amounts
@@ -96,7 +103,7 @@ class SampledUsage:
 
     async def note_reported(self, report: UsageReport) -> None:
         """Note that the scheduler has a report, and forget what does not grow any more."""
-        today = day_of(time.time())
+        today = day_of(self._wall_clock())
         with self._lock:
             for key, amounts in report.totals.items():
                 if self._totals[key] == amounts:

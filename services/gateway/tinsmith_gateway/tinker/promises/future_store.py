@@ -7,6 +7,7 @@ a result is noted now and then, since losing the note keeps a result longer and 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -83,10 +84,16 @@ class Span:
 
 
 class FutureStore:
-    """The futures of all projects."""
+    """The futures of all projects.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: Where they are kept.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._database = database
+        self._wall_clock = wall_clock
         self._revision = 0
         self._retrieved: set[tuple[str, str]] = set()
 
@@ -101,7 +108,7 @@ class FutureStore:
         self, project: str, future: str, kind: str, *, owner: str = "", request: bytes = b""
     ) -> bool:
         """Promise a future; return whether it is new."""
-        row = _row(project, future, kind, owner, request, time.time())
+        row = _row(project, future, kind, owner, request, self._wall_clock())
 
         def write(connection: sa.Connection) -> bool:
             added = connection.execute(
@@ -136,7 +143,7 @@ class FutureStore:
             result: How it ended.
             error: Why it failed.
         """
-        now_s = time.time()
+        now_s = self._wall_clock()
         self._revision += 1
         row = {
             **_row(project, future, kind, owner, request, now_s),
@@ -161,7 +168,7 @@ class FutureStore:
     ) -> int:
         """Keep how a future ended, and return its revision; the first end counts."""
         self._revision += 1
-        revision, now_s = self._revision, time.time()
+        revision, now_s = self._revision, self._wall_clock()
         await self._database.write(
             lambda connection: connection.execute(
                 sa.update(futures)
@@ -249,7 +256,7 @@ class FutureStore:
             unretrieved_s: How long a result is kept that was never asked for.
         """
         retrieved, self._retrieved = self._retrieved, set()
-        now_s = time.time()
+        now_s = self._wall_clock()
 
         def write(connection: sa.Connection) -> int:
             if retrieved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -32,16 +33,22 @@ class UsageKey:
 
 
 class HourlyUsage:
-    """Counts by hour."""
+    """Counts by hour.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: Where they are kept.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._database = database
+        self._wall_clock = wall_clock
         self._counts: Counter[UsageKey] = Counter()
 
     def add(self, project: str, session: str, base_model: str, kind: str, count: int) -> None:
         """Count something that was used now."""
         if count:
-            hour_s = int(time.time()) // HOUR_S * HOUR_S
+            hour_s = int(self._wall_clock()) // HOUR_S * HOUR_S
             self._counts[UsageKey(project, hour_s, session, base_model, kind)] += count
 
     async def flush(self) -> None:

@@ -18,7 +18,14 @@ def upgrade() -> None:
     for serial, scopes in connection.execute(sa.select(keys.c.serial, keys.c.scopes)).all():
         if "admin" in scopes:
             connection.execute(sa.update(keys).where(keys.c.serial == serial).values(role="admin"))
+    is_sqlite = connection.dialect.name == "sqlite"
     # SQLite copies the table, and would draw numbers of forgotten keys again.
+    drawn = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    last = sa.select(drawn.c.seq).where(drawn.c.name == "keys")
+    num_drawn = connection.execute(last).scalar() if is_sqlite else None
     with op.batch_alter_table("keys", table_kwargs={"sqlite_autoincrement": True}) as batch:
         batch.drop_column("scopes")
         batch.alter_column("role", server_default=None)
+    if num_drawn is not None:
+        connection.execute(sa.delete(drawn).where(drawn.c.name == "keys"))
+        connection.execute(sa.insert(drawn).values(name="keys", seq=num_drawn))
