@@ -102,7 +102,7 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 demo-verdict: venv ## The demo, which fails if the model did not learn; SEEDS="0 1 2"
 	$(BIN)/python -m tinsmith_local.demo --verdict --seeds $(SEEDS)
 
-mutations: venv ## Plant SEED's 60 small defects one at a time, in a clone of its own: which does the gate name? (3 hours)
+mutations: venv ## Plant SEED's 60 small defects one at a time, in a clone of its own: which does the gate name? (an hour and a half)
 	$(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements/mutations.txt
 	$(TEST_ENV) $(BIN)/python -m tests.mutations --seed $(or $(SEED),0)
 

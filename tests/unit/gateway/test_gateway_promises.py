@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
-from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker.promises.future_store import (
     RECORDING,
     RECORDING_RETENTION_S,
@@ -18,7 +14,7 @@ from tinsmith_gateway.tinker.promises.future_store import (
 )
 from tinsmith_gateway.tinker.promises.usage import HOUR_S, HourlyUsage, UsageKey
 from tinsmith_runtime.errors import AbortedError, StorageUnavailableError
-from tinsmith_runtime.sql import Database, open_store
+from tinsmith_runtime.sql import Database
 
 
 class Clock:
@@ -27,13 +23,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await open_store(STORE, tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +13,6 @@ from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.project_threads import ProjectThreads
-from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker.promises.future_store import FutureStore
 from tinsmith_gateway.tinker.promises.usage import HourlyUsage
 from tinsmith_gateway.tinker.sampling import sample_futures
@@ -28,7 +25,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.pod_identity import PodRole
-from tinsmith_runtime.sql import Database, open_store
+from tinsmith_runtime.sql import Database
 
 BODY = bodies.Sample(
     sampling_session_id="s",
@@ -62,13 +59,6 @@ class PodKeys:
 
     def for_pods(self, project: str, *, charged_key: str = "") -> Credential:
         return Credential(Caller(project, PodRole.GATEWAY, "pod"), (), "")
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await open_store(STORE, tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
