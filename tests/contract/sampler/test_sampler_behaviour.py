@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.fakes.sampler_harness import (
     tokens_of,
     versions_of,
 )
+from tests.support.metrics import metric
 from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
@@ -43,6 +45,13 @@ async def rig(
 ) -> AsyncIterator[SamplerRig]:
     async with running_sampler(tmp_path_factory.mktemp("sampler"), engine_host) as rig:
         yield rig
+
+
+async def test_a_request_is_timed_from_its_arrival(rig: SamplerRig) -> None:
+    name = "tinsmith_sampler_request_duration_seconds_sum"
+    begin_s, before_s = time.perf_counter(), metric(name)
+    await rig.sample(rig.session())
+    assert 0 < metric(name) - before_s < time.perf_counter() - begin_s
 
 
 # Seeds and samples.

@@ -96,6 +96,12 @@ def test_no_stop_string_leaves_and_nothing_else_is_lost(parts: list[str], stops:
         assert not any(stop in left for stop in stops)
 
 
+def test_the_first_of_several_stops_ends_a_text() -> None:
+    filter_ = StopFilter(["a", "b"])
+    assert filter_.push("xbya") == "x"
+    assert filter_.stopped_by == "b"
+
+
 def test_only_a_possible_beginning_of_a_stop_is_held_back() -> None:
     filter_ = StopFilter(["</end>"])
     assert [filter_.push(text) for text in ("a<", "b</e", "nd", "> rest")] == ["a", "<b", "", ""]
