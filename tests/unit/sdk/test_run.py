@@ -284,14 +284,15 @@ def test_a_failure_is_observed_once_it_was_looked_at(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data
 ) -> None:
     server.state.fail_operation = {2: invalid()}
-    run.forward_backward(data)
+    # The answer to a call may be its result, which then comes before those of earlier calls.
+    run.forward_backward(data).result(timeout=10)
     bad = run.forward_backward(data)
     run.forward_backward(data).result(timeout=10)
-    assert bad.done()
+    until(bad.done)
     run.optim_step().result(timeout=10)
     assert observed(server) == [1]
     server.state.fail_operation = {6: invalid()}
-    run.forward_backward(data)
+    run.forward_backward(data).result(timeout=10)
     bad = run.forward_backward(data)
     assert bad.exception(timeout=10) is not None
     run.optim_step().result(timeout=10)
