@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from grpc_status import rpc_status
+from tests.support.clock import Clock
 from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith.rpc.error_codec import decode_status, encode_status
@@ -204,16 +205,6 @@ class FakeTrainer(
         return operation
 
 
-class FakeClock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 _ROLES = {
     workers_pb2.Worker.ROLE_TRAINER: "trainer",
     workers_pb2.Worker.ROLE_SAMPLER: "sampler",
@@ -226,7 +217,7 @@ class Rig:
     """A scheduler with a channel to it, and one fake trainer."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.clock = FakeClock()
+        self.clock = Clock(1_000.0)
         self.admin_key = str(ApiKey.generate())
         self.admin = bearer(self.admin_key)
         self.trainer = FakeTrainer()  # type: ignore[abstract]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.clock import Clock
 from tests.support.metrics import metric
 from tests.support.wait import TIMEOUT_S
 from tests.unit.controller.controller_settings import REQUIRED
@@ -25,16 +26,6 @@ from tinsmith_controller.kube.work_queue import WorkQueue
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.quantities import QuantityError, Resources, parse_quantity
 from tinsmith_runtime.errors import ConfigError
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_what_is_set_about_plans_reaches_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith_gateway.tinker.promises.future_store import (
     RECORDING,
@@ -17,17 +18,9 @@ from tinsmith_runtime.errors import AbortedError, StorageUnavailableError
 from tinsmith_runtime.sql import Database
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 10 * HOUR_S + 1.5
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(10 * HOUR_S + 1.5)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith_runtime.errors import (
     KeyInvalidError,
@@ -43,13 +44,6 @@ class FakeKeys:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-
-class FakeClock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 # Keys.
@@ -157,8 +151,8 @@ async def test_the_caller_belongs_to_the_task() -> None:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -167,12 +161,12 @@ async def keys() -> FakeKeys:
 
 
 @pytest.fixture
-def verifier(keys: FakeKeys, clock: FakeClock) -> CachingKeyVerifier:
+def verifier(keys: FakeKeys, clock: Clock) -> CachingKeyVerifier:
     return CachingKeyVerifier(keys.verify, ttl_s=2.0, clock=clock, max_entries=3)
 
 
 async def test_an_answer_is_kept_for_its_time_and_no_longer(
-    verifier: CachingKeyVerifier, keys: FakeKeys, clock: FakeClock
+    verifier: CachingKeyVerifier, keys: FakeKeys, clock: Clock
 ) -> None:
     assert await verifier.verify("id", b"hash") == USER
     keys.answer = KeyRevokedError("revoked")
@@ -186,7 +180,7 @@ async def test_an_answer_is_kept_for_its_time_and_no_longer(
 
 
 async def test_the_time_counts_from_the_question(
-    verifier: CachingKeyVerifier, keys: FakeKeys, clock: FakeClock
+    verifier: CachingKeyVerifier, keys: FakeKeys, clock: Clock
 ) -> None:
     keys.gate.clear()
     asking = asyncio.create_task(verifier.verify("id", b"hash"))

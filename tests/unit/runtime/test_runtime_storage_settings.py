@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith.backoff import backoff_s
 from tinsmith_runtime import storage
@@ -140,14 +141,6 @@ def test_the_bucket_is_in_the_path_or_in_the_host(settings: str, begins: str) ->
 # Retries.
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_pauses_grow_to_a_limit() -> None:
     assert 0 < backoff_s(1, FIRST_PAUSE_S, LONGEST_PAUSE_S) <= 0.05
     assert 0.1 <= backoff_s(3, FIRST_PAUSE_S, LONGEST_PAUSE_S) <= 0.2
@@ -155,7 +148,7 @@ def test_pauses_grow_to_a_limit() -> None:
 
 
 def test_a_deadline_moves_with_what_is_to_be_done() -> None:
-    clock = FakeClock()
+    clock = Clock()
     deadline = Deadline(5.0, clock=clock)
     clock.now_s += 6.0
     assert deadline.left_s == -1.0
@@ -178,7 +171,7 @@ def is_refused(known: Availability) -> bool:
 
 
 def test_a_store_that_is_away_is_tried_by_one_call_at_a_time() -> None:
-    clock = FakeClock()
+    clock = Clock()
     known = Availability(clock=clock)
     give_up(known)
     assert is_refused(known)
@@ -191,7 +184,7 @@ def test_a_store_that_is_away_is_tried_by_one_call_at_a_time() -> None:
 
 
 def test_any_answer_means_that_the_store_is_there() -> None:
-    clock = FakeClock()
+    clock = Clock()
     known = Availability(clock=clock)
     give_up(known)
     clock.now_s += TRIAL_PAUSE_S

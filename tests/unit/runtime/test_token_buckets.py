@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith_runtime.fairness.token_buckets import TokenBuckets
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_what_is_larger_than_a_bucket_is_lent_to_a_full_one() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     buckets = TokenBuckets(60, 1.0, clock=clock, lends=True)
     assert buckets.take("p", 100) == 0.0
     # 40 are owed, and then one.
@@ -29,6 +23,6 @@ def test_what_is_larger_than_a_bucket_is_lent_to_a_full_one() -> None:
 
 
 def test_one_that_does_not_lend_never_gives_so_much() -> None:
-    buckets = TokenBuckets(60, 1.0, clock=Clock())
+    buckets = TokenBuckets(60, 1.0, clock=Clock(0.0))
     assert buckets.take("p", 100) == pytest.approx(40.0)
     assert buckets.num_left("p") == 60

@@ -5,18 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith.replicas import Replicas
 
 ADDRESSES = ["a:1", "b:1", "c:1"]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

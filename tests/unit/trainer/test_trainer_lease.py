@@ -8,22 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith_runtime.errors import StorageUnavailableError, UnavailableError
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.ownership.lease import Lease
 
 TTL_S = 10.0
-
-
-class Clock:
-    """A monotonic clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class SharedLedger:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.clock import Clock
 
 from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from tinsmith_runtime.errors import ResourceExhaustedError, UploadNotFoundError
@@ -27,19 +28,10 @@ UPLOAD = Upload(
 )
 
 
-class Clock:
-    """Runs ahead of the kernel's."""
-
-    def __init__(self) -> None:
-        self.now_s = time.time() + 9 * IDLE_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    # Ahead of the kernel's.
+    return Clock(time.time() + 9 * IDLE_S)
 
 
 @pytest.fixture
